@@ -98,7 +98,7 @@ docs: $(VENV)/.installed  ## the pages of docs/ as a site, in build/site; a link
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 image:  ## docker/Dockerfile for the CPU; BUILD_IMAGE="docker build --build-arg …" for another, or buildah
-	$(BUILD_IMAGE) -f docker/Dockerfile -t $(IMAGE) .
+	$(BUILD_IMAGE) --build-arg COMMIT=$$(git rev-parse HEAD) -f docker/Dockerfile -t $(IMAGE) .
 
 image-test: $(VENV)/.installed  ## that image, run in network namespaces; needs root and buildah, takes minutes
 	IMAGE=$(IMAGE) BUILD_IMAGE="$(BUILD_IMAGE)" $(BIN)/pytest -s docker/test_image.py

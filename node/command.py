@@ -19,8 +19,9 @@ from node.machine.cores import keep_within_quota
 from node.machine.home import paths_at_home
 from node.machine.open_files import take_open_files
 from node.machine.processes import ending_beside_threads, without_named_locks
-from protocol.compatibility import PROTOCOL
+from protocol.compatibility import MINOR, PROTOCOL
 from protocol.errors import NolocoError, UserError
+from protocol.keeping import FORMAT
 from protocol.supervision import Work
 from protocol.version import own_version
 
@@ -30,7 +31,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"noloco-node {own_version() or 'of a copy that was not installed'}, protocol {PROTOCOL}")
+        program = own_version() or "of a copy that was not installed"
+        print(f"noloco-node {program}, protocol {PROTOCOL}.{MINOR}, directories of format {FORMAT}")
         raise typer.Exit
 
 

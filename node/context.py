@@ -21,6 +21,7 @@ from node.watch.events import Events, finite
 from node.watch.loss_history import LossHistory
 from node.watch.trace import NO_TRACE, Trace
 from protocol.announcement import Announcement, State
+from protocol.compatibility import FEATURES, MINOR, PROTOCOL
 from protocol.ground import PeerId
 from protocol.manifest import Manifest
 from protocol.messages.peers import MOST_TOLD_PEERS, Awaited, HistoryPoint, NodeStats
@@ -191,6 +192,10 @@ def announcement(
         links=context.links.published(),
         beginning=replica.lineage.beginning,
         begun=replica.lineage.begun,
+        protocol=PROTOCOL,
+        minor=MINOR,
+        features=list(FEATURES),
+        program=own_version(),
     )
 
 
@@ -250,6 +255,7 @@ def statistics(
         beginning=replica.lineage.beginning,
         begun=replica.lineage.begun if replica.lineage.beginning else None,
         awaited=awaited,
+        apart=context.view.apart(context.stage, context.transport.now()),
     )
 
 

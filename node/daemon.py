@@ -153,6 +153,7 @@ class Node:
         if known is not None:  # others that return at the same time may reach this node first
             serve_greeting(rpc, transport, known, is_seed=False)
         found = await find_run(member.config, transport, rpc, state, member.events)
+        found.signed.require_trainable()
         member.signed = found.signed
         await enter_run(member, found.revoked, self._fail)
         rpc.limit(payload_limits(self.signed.manifest))

@@ -16,6 +16,7 @@ import msgpack
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from protocol.errors import RecordError
+from protocol.forgiving import open_ended, otherwise
 from protocol.ground import MOST_COUNT, PeerId, Record
 from protocol.identity import BASE58
 from protocol.lineage import Lineage
@@ -27,6 +28,7 @@ MOST_TOLD = 64  # links told to whoever asks
 MOST_LEVEL = 20  # a million buckets
 AT_LEAST = 1.0  # an uncertainty of this or more: the link is at least as fast as is said
 
+STATES = "joining", "serving", "finished", "leaving"
 State = Literal["joining", "serving", "finished", "leaving"]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 MOST_FIGURE = 1e15  # sums, squares and ratios of such numbers are finite, and they fit a line
@@ -35,11 +37,13 @@ Figure = Annotated[Number, AfterValidator(lambda number: max(-MOST_FIGURE, min(n
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]  # of what is done one after another
 PeerEnd = Annotated[str, Field(pattern=f"^[{BASE58}]{{{PEER_CHARACTERS}}}$")]
+Feature = Annotated[str, Field(max_length=32)]
 RoundTrip = Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)]
 Bandwidth = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
 Uncertainty = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
 
 
+@open_ended
 class LinkReport(NamedTuple):
     """One direction: from the node that says it to `peer`. Travels as an array."""
 
@@ -59,7 +63,7 @@ class Entry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")  # a later version may say more
 
     def to_bytes(self) -> bytes:
-        packed: bytes = msgpack.packb(self.model_dump())
+        packed: bytes = msgpack.packb(self.model_dump(exclude_defaults=True))
         return packed
 
     @classmethod
@@ -75,7 +79,7 @@ class Announcement(Entry):
     """A node's record. Readers get enough to route to it, to pair with it and to show it to people."""
 
     stage: Natural
-    state: State
+    state: Annotated[State, otherwise("joining", *STATES)]
     since: Figure  # wall clock at which the node came to this stage, seconds since the epoch
     step: Count = 0
     round: Count = 0
@@ -89,6 +93,11 @@ class Announcement(Entry):
     level: Annotated[int, Field(ge=0, le=MOST_LEVEL)] = 0  # this record is in one of 2^level buckets
     beginning: Natural = 0  # of its lineage, see `protocol.lineage`, and when that began
     begun: Annotated[Figure, Field(ge=0)] = 0.0
+    # of the node's program, see `protocol.compatibility`: versions before these fields were speak protocol 1.0
+    protocol: Natural = 1
+    minor: Natural = 0
+    features: Annotated[list[Feature], Field(max_length=64)] = []
+    program: Annotated[str, Field(max_length=64)] = ""
 
     @property
     def lineage(self) -> Lineage:

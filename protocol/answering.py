@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from protocol.channel import HALF_FRAME_SECONDS, Channel, slowest_seconds
-from protocol.errors import NolocoError, PeerUnreachable, Refused, TransportDown, WireError
+from protocol.errors import MALFORMED, NolocoError, PeerUnreachable, Refused, TransportDown, WireError
 from protocol.frames import Frame, FrameType
 from protocol.messages import Answer, Message, Progress, Status
 from protocol.patience import Patience
@@ -147,7 +147,7 @@ class Answering:
             await channel.refuse(frame, refusal.code, refusal.reason)
         except WireError as error:
             self.strike()
-            await channel.refuse(frame, "malformed", str(error)[:200])
+            await channel.refuse(frame, MALFORMED, str(error)[:200])
         except NolocoError as error:
             await channel.refuse(frame, "failed", str(error))
         except Exception:

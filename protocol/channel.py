@@ -147,7 +147,7 @@ class Channel:
             began, start = self.watch.now(), asyncio.get_running_loop().time()
             try:
                 async with _limit(patience, lambda lasting: lasting.frame_due(start, self._moved())):
-                    frame = frame_type, request_id, message.kind, message.model_dump(), tensors
+                    frame = frame_type, request_id, message.kind, message.told(), tensors
                     nbytes = await write_frame(self.stream, *frame)
             except BaseException:
                 self.fail(PeerUnreachable("the stream broke while sending"))

@@ -47,6 +47,10 @@ class StateError(UserError):
     """A state directory that cannot be used: unreadable, of another run, or on a full disk."""
 
 
+class LaterVersion(StateError):
+    """What a later version of this program wrote or signed, which this one cannot read: it stays as it is."""
+
+
 class ResourceError(UserError):
     """Too little memory or disk for the stage, or a port that is taken."""
 
@@ -86,6 +90,9 @@ class DeadlineExceeded(NolocoError):
 def legible(text: str) -> str:
     """Make somebody else's text safe for a terminal: control characters but line ends and tabs become their codes."""
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+MALFORMED = "malformed"  # the code of a refusal of what breaks the protocol
 
 
 class Refused(NolocoError):

@@ -13,8 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from protocol.errors import StateError
+from protocol.errors import LaterVersion, StateError, legible
 from protocol.places import refusal, require_folder, require_only_name, require_way
+from protocol.version import own_version
 
 LOCK = "lock"  # in a directory that a process owns
 OWNED = {
@@ -23,6 +24,10 @@ OWNED = {
     "run.key",
     "manifest.noloco",
 }  # of which one lies in a directory that had an owner
+FORMAT = (
+    2  # of directories, counted up when an earlier version could not go on from one: 1 has one checkpoint
+)
+FORMAT_FILE = "format.json"
 FOR_ITS_OWNER = 0o600
 FOR_OTHERS = 0o666  # less what the umask takes
 MOST_JSON_BYTES = 16 * 1024 * 1024  # of a small file: the largest, the ledger, has 8,192 peers of 400 bytes
@@ -211,13 +216,43 @@ def _lock_file(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, flags, FOR_OTHERS), "rb")
 
 
+def format_of(directory: Path) -> tuple[int, str]:
+    """The number of a directory's format, and the version that wrote it first so: (1, "") of early versions."""
+    path = directory / FORMAT_FILE
+    told = small_json(path) if path.is_file() else None
+    number = told.get("format") if isinstance(told, dict) else None
+    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number < 2**31:
+        return 1, ""
+    program = told.get("program") if isinstance(told, dict) else None
+    return number, legible(program[:64]) if isinstance(program, str) else ""
+
+
+def require_format(directory: Path, flag: str) -> None:
+    """Raise `LaterVersion` that names `flag` for a directory which a later version has written."""
+    number, program = format_of(directory)
+    if number > FORMAT:
+        by = f"noloco-node {program}" if program else "a later version"
+        raise LaterVersion(
+            f"The directory {directory} was written by {by} and has format {number}; this is "
+            f"{own_version() or 'a copy'}, which reads formats up to {FORMAT}. Nothing in it was changed. Upgrade "
+            f"this program (pip install --upgrade noloco-node), or choose another directory with {flag}."
+        )
+
+
+def _own_format() -> bytes:
+    return json.dumps({"format": FORMAT, "program": own_version()}).encode()
+
+
 def own(directory: Path, flag: str, *, is_private: bool = False, writes: Collection[str] = ()) -> Lock:
     """Make the directory and lock it; a private one is for its owner's eyes alone, also if it was there.
 
     Files named in `writes` will be replaced: one that is there before any process owned the directory is in the way.
-    Raises `StateError` that names `flag`.
+    It is of this version's format from then on; what is in one of an earlier format is taken over file by file, by
+    those that read it. Raises `StateError` that names `flag`, also for a later version's directory, which stays as
+    it is.
     """
     lock = Lock(directory)
+    writes = {*writes, FORMAT_FILE}
     try:
         require_way(directory)
         directory.mkdir(mode=0o700 if is_private else 0o777, parents=True, exist_ok=True)
@@ -229,6 +264,12 @@ def own(directory: Path, flag: str, *, is_private: bool = False, writes: Collect
             if is_private:
                 directory.chmod(0o700)
         lock.take()
+        require_format(directory, flag)
+        if format_of(directory)[0] != FORMAT:
+            replace_whole(directory / FORMAT_FILE, _own_format())
+    except StateError:
+        lock.release()
+        raise
     except BlockingIOError:
         raise StateError(
             f"Another node or seed peer runs with the directory {directory}. "

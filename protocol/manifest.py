@@ -8,19 +8,22 @@ from __future__ import annotations
 import json
 import tomllib
 from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from protocol.cut import starts_of
-from protocol.errors import ManifestError
+from protocol.errors import ManifestError, legible
 from protocol.identity import is_peer_id
 from protocol.manifest_advice import advice
 from protocol.model import Count, Model, Positive, Section
 from protocol.near_codecs import BITS, kept_apart
 from protocol.start import Start
 
+EXTRA = "extra_forbidden"  # pydantic's word for a setting that there is not
+MOST_NAMED = 3  # unknown settings
 BYTES = "bytes"  # data.tokenizer where each byte is a token
 PRESETS = ("tiny", "llama-125m", "llama-1.3b", "llama-6.8b")
 
@@ -333,6 +336,18 @@ def manifest_from(contents: object) -> Manifest:
     except ValidationError as error:
         problems = [advice(problem, Manifest) for problem in error.errors()]
         raise ManifestError("The manifest cannot be used:\n  " + "\n  ".join(problems)) from None
+
+
+def unknown_settings(contents: object) -> list[str]:
+    """The first settings, as "outer.name", that this version does not know, in contents of any kind; legible."""
+    try:
+        Manifest.model_validate(contents)
+    except ValidationError as error:
+        places = (
+            ".".join(map(str, problem["loc"])) for problem in error.errors() if problem["type"] == EXTRA
+        )
+        return [legible(place[:64]) for place in islice(places, MOST_NAMED)]
+    return []
 
 
 def load_toml(path: Path) -> Manifest:

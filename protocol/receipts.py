@@ -14,6 +14,7 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 from protocol.errors import RecordError, legible
+from protocol.forgiving import open_ended
 from protocol.ground import PeerId
 from protocol.identity import public_key_of, verify
 from protocol.messages import Natural, PeerIdText
@@ -24,6 +25,7 @@ _DOMAIN = b"noloco receipt v1\0"
 Name = Annotated[str, Field(max_length=NAME_CHARACTERS)]
 
 
+@open_ended
 class Receipt(NamedTuple):
     """A receipt, counted since the two met first, over all their lives. Travels as an array."""
 

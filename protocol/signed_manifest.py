@@ -6,9 +6,11 @@ import hashlib
 
 import msgpack
 
-from protocol.errors import ManifestError
+from protocol.earlier_manifests import Missed, as_read_now
+from protocol.errors import LaterVersion, ManifestError
 from protocol.identity import Identity, verify
-from protocol.manifest import Manifest, manifest_from
+from protocol.manifest import Manifest, manifest_from, unknown_settings
+from protocol.version import own_version
 
 MAX_MANIFEST_BYTES = 64 * 1024
 _SIGNATURE_DOMAIN = b"noloco-manifest-1:"
@@ -17,8 +19,16 @@ _SIGNATURE_DOMAIN = b"noloco-manifest-1:"
 class SignedManifest:
     """A manifest with the public key and signature of its run. The run id is the hash of that key."""
 
-    def __init__(self, manifest: Manifest, public_key: bytes, signature: bytes, body: bytes) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        public_key: bytes,
+        signature: bytes,
+        body: bytes,
+        missed: Missed | None = None,
+    ) -> None:
         self.manifest = manifest
+        self.missed = missed  # the setting for which this version cannot train what the manifest says
         self.public_key = public_key
         self._signature = signature
         self._body = body
@@ -56,11 +66,35 @@ class SignedManifest:
             raise ManifestError(
                 "The manifest's contents cannot be read. Ask the run's owner for the file again."
             ) from error
-        return cls(manifest_from(contents), public_key, signature, body)
+        contents, missed = as_read_now(contents)
+        return cls(_read(contents), public_key, signature, body, missed)
+
+    def require_trainable(self) -> None:
+        """Raise `ManifestError` if this version cannot train what the manifest says: it is an earlier one's."""
+        if self.missed is not None:
+            raise ManifestError(
+                f"This run trains with {self.missed.setting}, which this version does not have: install the last "
+                f"one that does, commit {self.missed.last} of noloco-node, in an environment of its own. The model can be "
+                "exported, evaluated and asked with this one."
+            )
 
     def to_bytes(self) -> bytes:
         packed: bytes = msgpack.packb([self.public_key, self._body, self._signature])
         return packed
+
+
+def _read(contents: object) -> Manifest:
+    """The manifest; raises `LaterVersion` for a signed one with settings that this version does not know."""
+    try:
+        return manifest_from(contents)
+    except ManifestError as error:
+        unknown = unknown_settings(contents)
+        if not unknown:
+            raise
+        raise LaterVersion(
+            f"The run was founded by a later version of noloco-node: its manifest has {', '.join(unknown)}, which "
+            f"{own_version() or 'this copy'} does not know. Upgrade: pip install --upgrade noloco-node"
+        ) from error
 
 
 def canonical_bytes(manifest: Manifest) -> bytes:

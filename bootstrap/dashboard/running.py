@@ -32,7 +32,8 @@ async def watched(
     added up, too.
     """
     audience = audience or Audience(watchers=1)
-    board = Board(facts_of(observer.manifest, observer.signed.run_id), Wording(observer.manifest.stages))
+    wording = Wording(observer.manifest.stages, foreign=observer.view.of_other_protocols)
+    board = Board(facts_of(observer.manifest, observer.signed.run_id), wording)
     supervisor = Supervisor()
     collector = Collector(observer, board, supervisor, audience)
     collector.start()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.remembering import Memory
 from bootstrap.inspect.seen import Finding, Severity
 from bootstrap.inspect.verdict import verdict
+from protocol.announcement import Announcement
 from protocol.version import own_version
 
 logger = logging.getLogger("noloco")
@@ -17,13 +19,19 @@ logger = logging.getLogger("noloco")
 class Wording:
     """Puts the sightings of a board into findings. Mutable state: what it remembers of earlier sightings."""
 
-    def __init__(self, stages: int, version: str | None = None) -> None:
-        """`version`: members with an older one are reported; None is this program's own."""
+    def __init__(
+        self,
+        stages: int,
+        version: str | None = None,
+        foreign: Callable[[float], Sequence[Announcement]] = lambda now: (),
+    ) -> None:
+        """`version`: members with an older one are reported; None is this program's own. `foreign`: see `Seen`."""
+        self._foreign = foreign
         self._memory = Memory(stages, own_version() if version is None else version)
 
     def __call__(self, sightings: Sequence[Sighting], now: float) -> list[Finding]:
         """The verdict at wall clock `now`."""
-        return verdict(self._memory.look(sightings, now))
+        return verdict(replace(self._memory.look(sightings, now), foreign=self._foreign(now)))
 
 
 class Voice:

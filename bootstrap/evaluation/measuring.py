@@ -34,6 +34,7 @@ from node.machine.processes import in_background
 from node.model.pretrained import Pretrained, stage_tensors
 from node.model.stage import Stage, logits_through
 from protocol.codec import encode
+from protocol.earlier_manifests import as_read_now
 from protocol.errors import (
     DataError,
     DeadlineExceeded,
@@ -159,7 +160,7 @@ def _facts_of(directory: Path) -> dict[str, object]:
 def _manifest_of(directory: Path) -> Manifest | None:
     """The manifest of the run, as the export recorded it; None when it did not."""
     try:
-        return manifest_from(_facts_of(directory)["manifest"])
+        return manifest_from(as_read_now(_facts_of(directory)["manifest"])[0])
     except (ValueError, KeyError, TypeError, ManifestError):
         return None
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:  # it imports torch
     from bootstrap.inspect.kept_copies import KeptCopy
     from bootstrap.inspect.observer import Sighting
+    from protocol.announcement import Announcement
     from protocol.messages.peers import LossBest, NodeStats
 
 
@@ -45,7 +46,7 @@ class Seen:
     `empty_for`: the seconds for which an observer that has watched for longer has seen nobody at a stage; what the
     nodes themselves say counts, too. `version` is the observer's own, `now` its wall clock. `fell` and `best` are
     what it remembers of earlier looks: stages whose step fell back, and the best loss. `copies`: by stage, a copy
-    that a peer keeps of one that nobody serves.
+    that a peer keeps of one that nobody serves. `foreign`: the records of members that speak another protocol.
     """
 
     stages: int
@@ -56,6 +57,7 @@ class Seen:
     fell: Mapping[int, Fall] = field(default_factory=dict)
     best: LossBest | None = None
     copies: Mapping[int, KeptCopy] = field(default_factory=dict)
+    foreign: Sequence[Announcement] = ()
 
     def stats(self, stage: int | None = None) -> list[NodeStats]:
         """Statistics of the nodes that answer."""

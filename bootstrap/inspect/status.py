@@ -225,6 +225,7 @@ class Watching:
         observer = self._observer
         sightings = await (observer.survey() if is_first else observer.look())
         seen = self._memory.look(sightings, observer.transport.now())
+        seen = replace(seen, foreign=observer.view.of_other_protocols(seen.now))
         if seen.empty:
             seen = replace(seen, copies=await copies_of(observer, seen.empty))
         spreads = await sampled_spreads(observer, random.SystemRandom())

@@ -11,6 +11,7 @@ from bootstrap.inspect.losses import loss_findings
 from bootstrap.inspect.seen import Finding, Seen, Severity
 from bootstrap.inspect.setbacks import setbacks
 from node.watch.words import ago, duration
+from protocol.compatibility import PROTOCOL, order_of
 from protocol.errors import legible
 
 if TYPE_CHECKING:  # it imports torch
@@ -34,8 +35,9 @@ def verdict(seen: Seen) -> list[Finding]:
     """All that is to be said, the worst first; at least one sentence."""
     if seen.is_complete:
         found = [Finding(Severity.FINE, "complete", "the run is complete; its nodes serve the model")]
-        return _by_severity([*found, *_versions(seen), *_silent(seen)])
+        return _by_severity([*found, *_versions(seen), *_protocols(seen), *_silent(seen)])
     found = [*_empty_stages(seen), *_last_replicas(seen), *_spreads(seen), *_versions(seen), *_silent(seen)]
+    found += _protocols(seen)
     found += [*setbacks(seen), *_clocks(seen), *_disks(seen)]
     if not seen.empty:
         learns = loss_findings(seen)
@@ -160,8 +162,8 @@ def _spreads(seen: Seen) -> list[Finding]:
 def _versions(seen: Seen) -> list[Finding]:
     told = [stats.version for stats in seen.stats()]
     shared = [version for version, nodes in Counter(told).items() if nodes > 1]  # one alone may say anything
-    newest = max([*shared, seen.version], key=_in_order, default="")
-    old = [version for version in told if _in_order(version) < _in_order(newest)]
+    newest = max([*shared, seen.version], key=order_of, default="")
+    old = [version for version in told if order_of(version) < order_of(newest)]
     if not old:
         return []
     known = versions_told(old)
@@ -171,6 +173,29 @@ def _versions(seen: Seen) -> list[Finding]:
     return [Finding(Severity.WARNING, "old-version", sentence)]
 
 
+def _protocols(seen: Seen) -> list[Finding]:
+    """Find members that speak another protocol, and replicas of versions that cannot average with each other."""
+    found = []
+    others = Counter(said.protocol for said in seen.foreign)
+    for protocol, nodes in sorted(others.items())[:MOST_VERSIONS]:
+        versions = versions_told(said.program for said in seen.foreign if said.protocol == protocol)
+        which = f" (version {versions})" if versions else ""
+        speak = "nodes speak" if nodes > 1 else "node speaks"
+        later = protocol > PROTOCOL
+        sentence = (
+            f"{nodes} {speak} protocol {protocol}{which}, and this program protocol {PROTOCOL}: neither "
+        )
+        sentence += "works with the other; " + ("upgrade this one" if later else "ask for an upgrade")
+        found.append(Finding(Severity.WARNING, "other-protocol", sentence))
+    for stage in range(seen.stages):
+        if apart := sum(stats.apart > 0 for stats in seen.serving(stage)):
+            who = "replicas do" if apart > 1 else "replica does"
+            sentence = f"stage {stage}: {apart} {who} not average with all others, being of versions apart: "
+            sentence += "ask for an upgrade of the older ones"
+            found.append(Finding(Severity.WARNING, "versions-apart", sentence, stage))
+    return found
+
+
 def word(told: str) -> str:
     """The text that a stranger wrote in place of a word or two, for one line of a terminal."""
     return " ".join(legible(told).split())[:MOST_LETTERS]
@@ -178,19 +203,9 @@ def word(told: str) -> str:
 
 def versions_told(versions: Iterable[str]) -> str:
     """The versions told, in order, for people: what a stranger wrote is legible and short, and few are named."""
-    known = sorted({version for version in versions if version}, key=_in_order)
+    known = sorted({version for version in versions if version}, key=order_of)
     names = [word(version) for version in known[:MOST_VERSIONS]]
     return ", ".join([*names, "…"] if len(known) > MOST_VERSIONS else names)
-
-
-def _in_order(version: str) -> tuple[int, ...]:
-    """The numbers of "1.2.3"; what follows them does not count, and no version comes before all."""
-    numbers = []
-    for part in version.split("."):
-        if not (part.isascii() and part.isdigit() and len(part) < 10):
-            break
-        numbers.append(int(part))
-    return tuple(numbers)
 
 
 def _clocks(seen: Seen) -> list[Finding]:

@@ -57,9 +57,10 @@ class Position:
 
     @classmethod
     def of(cls, facts: object) -> Position | None:
-        """Read from what was saved; None when that is unusable."""
+        """Read from what was saved; None when that is unusable. Earlier versions drew in order and say no `drawn`."""
         if not isinstance(facts, dict):
             return None
+        facts = {"drawn": 0} | facts
         corpus, numbers = (
             facts.get("corpus"),
             [facts.get(name) for name in ("epoch", "document", "token", "drawn")],

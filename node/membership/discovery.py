@@ -17,7 +17,8 @@ from node.membership.view import Member, View
 from node.storage.state_directory import StateDirectory
 from protocol.addresses import network_of
 from protocol.announcement import Announcement, bucket_key, is_sampled, record_key, stage_key
-from protocol.errors import NodeFailed, NolocoError, RecordError, StateError, TransportDown
+from protocol.compatibility import Spoken, what_to_upgrade
+from protocol.errors import NodeFailed, NolocoError, RecordError, StateError, TransportDown, legible
 from protocol.ground import PeerId
 from protocol.lineage import UNDATED
 from protocol.messages.peers import Introduce
@@ -32,6 +33,7 @@ DHT_DEADLINE = 5.0
 DIAL_DEADLINE = 5.0
 POLLS_PER_LIFETIME = 6
 ALL_COPIES = 5  # of a key: hivemind's default
+MOST_PROTOCOLS = 5  # that are told of: a stranger may invent any
 MOST_BUCKETS = 64  # that somebody reads who wants to see the whole of a stage: some 4,000 records
 STAGES_AT_ONCE = 8  # that whoever wants to know several reads
 LONELY_SECONDS = 2.0  # between looks while no peer of the next stage is known
@@ -161,6 +163,7 @@ class Discovery:
         self._ahead = self._clock_ahead()
         self._twins = Twins()
         self._told_of_twin = False
+        self._told_protocols = set[int]()
         self._in_book: set[str] = set()  # addresses that this life of the node has saved
         # its own, so that asking does not change what the node draws elsewhere
         self._rng = random.Random(f"{self._run_id}/{self._transport.peer_id}/hearsay")
@@ -204,10 +207,23 @@ class Discovery:
         self._rpc.introductions.go_first = any(self._view.level(stage) for stage in self._stages)
         await self._ask_for_hidden(due)
         self._look_for_twin()
+        self._tell_of_other_protocols()
         for member in self._view.expire(self._transport.now()):
             if not member.announcement.level:  # else it is only that its bucket was not read again
                 self._events.emit("peer-gone", peer=member.peer)
         self._view.met(await self._transport.remotes())
+
+    def _tell_of_other_protocols(self) -> None:
+        """Say once for each protocol that members of the run speak another one than this node."""
+        for said in self._view.of_other_protocols(self._transport.now()):
+            if said.protocol not in self._told_protocols and len(self._told_protocols) < MOST_PROTOCOLS:
+                self._told_protocols.add(said.protocol)
+                sentence = what_to_upgrade(Spoken(said.protocol, legible(said.program)))
+                self._events.warn(
+                    f"Others are in this run with which this node cannot work. {sentence}",
+                    "other-protocol",
+                    protocol=said.protocol,
+                )
 
     async def _ask_for_hidden(self, stages: Sequence[int]) -> None:
         """Ask members whose records the DHT should have shown now; and somebody, where it shows no replica."""

@@ -18,7 +18,7 @@ from node.storage.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.addresses import network_of
 from protocol.compatibility import spoken_by, what_to_upgrade
-from protocol.errors import ClockError, JoinError, NolocoError
+from protocol.errors import ClockError, JoinError, LaterVersion, NolocoError
 from protocol.ground import PeerId
 from protocol.manifest import Manifest
 from protocol.messages.peers import Hello, Welcome
@@ -87,9 +87,10 @@ async def greet(
     With a `port` the peer tries whether it can dial this one there. Who answers with nonsense, another run or a wrong
     clock stops nobody from asking the others. When no answer is usable, raises what was wrong with the first: that
     is `JoinError` when it is of another run than expected, `ClockError` when the clocks differ too much for the DHT,
+    `LaterVersion` when a later version founded it,
     else `NobodyGreets`. Takes `HELLO_DEADLINE` for every `GREETED_AT_ONCE` peers at most. May be repeated.
     """
-    unusable: list[JoinError | ClockError] = []
+    unusable: list[JoinError | ClockError | LaterVersion] = []
     problems: list[str] = []
     for start in range(0, len(peers), GREETED_AT_ONCE):
         some = peers[start : start + GREETED_AT_ONCE]
@@ -101,7 +102,7 @@ async def greet(
                     raise answer
                 _require_same_run(peer, answer.signed.run_id, expected_run)
                 _require_same_time(answer.offset, answer.signed.manifest.limits.clock_skew)
-            except (JoinError, ClockError) as problem:
+            except (JoinError, ClockError, LaterVersion) as problem:
                 unusable.append(problem)
             except NolocoError as problem:
                 problems.append(f"{peer}: {problem}")

@@ -19,11 +19,15 @@ from node.membership.buckets import MOST, StageSize
 from node.membership.ledger import Ledger, Shares, fair_shares, thinned
 from protocol.addresses import network_of
 from protocol.announcement import Announcement
+from protocol.compatibility import BOUNDARY, EXCHANGE, PROTOCOL, in_common
 from protocol.ground import PeerId, Record
+from protocol.peer_limits import PeerTable
 from protocol.windows import window
 
 SUSPECT_SECONDS = 2.0  # a peer that just failed is left alone this long, doubling with each further failure
 MAX_SUSPECT_SECONDS = 60.0
+MOST_FOREIGN = 256  # members of another protocol that are remembered, to tell people
+MOST_APART = 4_096  # replicas with which nothing can be averaged
 MOST_MEMBERS = 2 * MOST  # of a stage, that are remembered
 
 _expiry = attrgetter("expires")
@@ -87,6 +91,12 @@ class View:
         self._listed: dict[int, _Listed] = {}  # by stage, until something changes
         self._serving: dict[int, _Serving] = {}
         self.ledger = Ledger()
+        self._foreign = PeerTable[Member](
+            MOST_FOREIGN
+        )  # of another protocol: they are not of the stages here
+        self._apart = PeerTable[float](
+            MOST_APART
+        )  # since when the peer's program has run, as its record said
         self.noted: Callable[[Member], None] = lambda member: None  # called with each record that is newer
 
     @window
@@ -116,6 +126,11 @@ class View:
             if known is not None and member.expires <= known.expires:
                 continue
             stage = member.announcement.stage
+            if member.announcement.protocol != PROTOCOL:
+                self._foreign[peer] = member
+                if known is not None:
+                    self.forget([peer])
+                continue
             if known is None:
                 self._networks.setdefault(peer, member.network)
                 grown[stage] = None
@@ -258,6 +273,37 @@ class View:
         """Return whether the peer does not train any more and only serves its stage's model."""
         return peer in self._members and self._members[peer].announcement.state == "finished"
 
+    # --- other versions -----------------------------------------------------------------------
+
+    def part_ways(self, peer: PeerId) -> bool:
+        """Note that contributions of the peer and this node do not fit; returns whether that is news.
+
+        It holds until the peer's program is started again.
+        """
+        member = self._members.get(peer)
+        since = 0.0 if member is None else member.announcement.since
+        is_news = self._apart.get(peer) != since
+        self._apart[peer] = since
+        return is_news
+
+    def can_average(self, peer: PeerId) -> bool:
+        """Return whether the peer's version and this one have a way to average, as far as is known."""
+        member = self._members.get(peer)
+        if member is None:
+            return peer not in self._apart
+        said = member.announcement
+        return self._apart.get(peer) != said.since and bool(in_common(EXCHANGE, said.features))
+
+    def apart(self, stage: int, now: float) -> int:
+        """The number of members of the stage with which this version cannot average."""
+        return sum(not self.can_average(member.peer) for member in self.members(stage, now))
+
+    def of_other_protocols(self, now: float) -> list[Announcement]:
+        """The records of members that speak another protocol than this node."""
+        return [member.announcement for member in self._foreign.values() if member.expires > now]
+
+    # --- whom to leave alone ------------------------------------------------------------------
+
     def most_have_finished(self, stage: int, now: float) -> bool:
         """Return whether more than half of the replicas of a stage, as they are known, do not train any more."""
         members = self.members(stage, now)
@@ -318,7 +364,9 @@ class View:
             peers = [
                 member.peer
                 for member in members
-                if member.announcement.state == "serving" and member.peer not in suspects
+                if member.announcement.state == "serving"
+                and member.peer not in suspects
+                and in_common(BOUNDARY, member.announcement.features)
             ]
             until = min(suspects.values(), default=float("inf"))
             kept = self._serving[stage] = _Serving(members, until, peers)

@@ -28,8 +28,10 @@ from node.rounds.nearness import Nearness
 from node.rounds.pair_exchange import PairExchange
 from node.rounds.unread import Reading, bits_of, read_piece_by_piece, unread_in
 from protocol.codec import Encoded, as_read, encode, require_finite, require_finite_values
-from protocol.errors import CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
+from protocol.compatibility import named_version, who_upgrades
+from protocol.errors import MALFORMED, CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
 from protocol.frames import MAX_TENSORS
+from protocol.ground import PeerId
 from protocol.manifest import GOSSIP_CODECS
 from protocol.messages.training import Contribute, Part, Unread
 from protocol.near_codecs import BITS
@@ -43,6 +45,10 @@ PIECES_PER_JOB = 4  # encoded in one go, so that they wait for the compute threa
 JOBS_IN_FLIGHT = 3  # one is encoded, one is written, one waits for the last answers
 REMEMBERED_PAIRS = 8
 ASK_SECONDS = 1.0  # how often to make sure of a partner that keeps one waiting
+
+
+class OtherShape(CodecError):
+    """Contributions of the partner are not of the shape that this version reads."""
 
 
 class Exchanges:
@@ -115,6 +121,8 @@ class Exchanges:
                 self._deadline.note_missed()
             if not isinstance(failure, Refused):
                 context.view.suspect(exchange.pair.partner)
+            elif failure.code == MALFORMED:
+                self.part_ways(exchange.pair.partner)
             context.events.warn(
                 f"Averaging with {exchange.pair.partner[-8:]} failed ({type(failure).__name__}); this round "
                 "counts its own progress alone.",
@@ -128,6 +136,21 @@ class Exchanges:
         self._deadline.note(asyncio.get_running_loop().time() - began)
         self._averaged.append(exchange.pair)
         return True
+
+    def part_ways(self, partner: PeerId) -> None:
+        """Average with this replica no more, since one of the two cannot read what the other sends; say so once."""
+        context = self._context
+        if not context.view.part_ways(partner):
+            return
+        member = context.view.record_of(partner)
+        program = member.announcement.program if member is not None else ""
+        context.events.warn(
+            f"Cannot average with {partner[-8:]}, which runs {named_version(program)}: contributions of the two "
+            f"versions do not fit. Microbatches still go both ways. {who_upgrades(program)}",
+            "version-apart",
+            partner=partner,
+            program=program,
+        )
 
     def forget(self, exchange: PairExchange, averaged: bool) -> None:
         """Drop the exchange after the outer step. After a failure cancelled work may still write to its memory."""
@@ -274,7 +297,7 @@ class Exchanges:
             return
         first, beside = divmod(message.offset, PIECE_PARAMETERS)
         if message.total != parameters or beside or message.offset >= parameters:
-            raise CodecError("a contribution does not have the size of this stage")
+            raise OtherShape("a contribution does not have the size of this stage")
         if message.part not in self._weights:
             raise CodecError(f"contributions do not travel as {message.part} in this run")
         with_sample = message.part == "z" and first == 0 and self._nearness is None
@@ -301,7 +324,7 @@ class Exchanges:
         parameters = self._replica.parameters
         expected = (LOSSLESS, (-(-parameters // sample_stride(parameters)),))
         if self._nearness is None or [(one.codec, one.shape) for one in tensors] != [expected]:
-            raise CodecError("a sample of the weights does not have the shape of this stage")
+            raise OtherShape("a sample of the weights does not have the shape of this stage")
         exchange.phi_sample = require_finite(as_read(tensors[0])).clone()
 
     def receive_unread(self, exchange: PairExchange, tensors: list[Encoded]) -> None:
@@ -324,7 +347,7 @@ class Exchanges:
         if sample is not None:
             fits = fits and sample.shape == (-(-replica.parameters // sample_stride(replica.parameters)),)
         if not fits:
-            raise CodecError("a contribution does not have the shape of this stage")
+            raise OtherShape("a contribution does not have the shape of this stage")
 
     def _pick_sample(self, exchange: PairExchange, bounds: slice, phi: Encoded) -> None:
         """Every n-th entry of the partner's φ."""

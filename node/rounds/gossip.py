@@ -14,7 +14,7 @@ from node.model.replica import Replica
 from node.model.resources import named
 from node.rounds.averager import Averager, RoundResult
 from node.rounds.contribution import sampled
-from node.rounds.exchanges import Exchanges
+from node.rounds.exchanges import Exchanges, OtherShape
 from node.rounds.kin import Kin
 from node.rounds.matchmaker import Matchmaker
 from node.rounds.meeting import Pair
@@ -147,6 +147,9 @@ class PairAverager(Averager):
                 raise Refused("unknown-pair")
             try:
                 self.exchanges.receive(self.exchanges.of(pair), message, request.encoded())
+            except OtherShape:
+                self.exchanges.part_ways(request.peer)
+                raise
             except CodecError:
                 self._statistics.refused(request.peer)
                 raise

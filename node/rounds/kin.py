@@ -39,9 +39,13 @@ class Kin:
         return self._context.manifest.limits.record_lifetime
 
     def is_kin(self, peer: PeerId) -> bool:
-        """Return whether the peer's record says this replica's lineage; also where it has none yet."""
-        member = self._context.view.record_of(peer)
-        return member is None or self.is_alike(member.announcement)
+        """Return whether the peer's record says this replica's lineage, and a version that averages with this one.
+
+        Also where it has none yet.
+        """
+        view = self._context.view
+        member = view.record_of(peer)
+        return member is None or (self.is_alike(member.announcement) and view.can_average(peer))
 
     def is_alike(self, said: Announcement) -> bool:
         return said.lineage.is_same(self._replica.lineage, self.lifetime)

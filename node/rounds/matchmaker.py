@@ -335,6 +335,8 @@ class Matchmaker:
             raise Refused("other-stage" if self.accepting else "finished")
         if self._avoid(request.peer):
             raise Refused("unwanted", "contributions of this replica were out of all proportion")
+        if not self._context.view.can_average(request.peer):
+            raise Refused("other-version", "contributions of its version do not fit this one's")
         if message.beginning != self._replica.lineage.beginning or not self._kin.is_kin(request.peer):
             raise Refused("other-lineage", "its weights come from another beginning than this replica's")
         if self._must_look_first(request.peer, message.round):

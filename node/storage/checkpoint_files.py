@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ import torch
 
 from node.data.batches import Position
 from node.model.flat import LARGEST, StageState
-from protocol.errors import StateError
+from protocol.errors import LaterVersion, StateError
 from protocol.lineage import MOST_BEGINNINGS, Lineage
 
 MOST_COUNTED = 10**12  # steps and rounds: one a millisecond for thirty years
@@ -33,10 +33,14 @@ PATTERN = "checkpoint-*.safetensors"
 COPIES = "copies"  # the folder of copies in the directory of a seed peer or a node
 OWN_NAME = re.compile(r"checkpoint-(\d{1,4})\.safetensors")
 OLDER_NAME = re.compile(r"checkpoint-(\d{1,4})-older\.safetensors")
+CHECKPOINT_FORMAT = (
+    1  # a file that says nothing has it: counted up when earlier versions would read one wrongly
+)
 OF_FACTS = "facts_crc32"  # the checksum of
 FACTS = {
     "run", "stage", "step", "round", "saved", "steps_in_round", "updates", "tokens", "position", "crc32"
 }  # fmt: skip
+FIRST_FACTS = {"run", "stage", "step", "round", "position", "crc32"}
 LINEAGE_FACTS = {"beginning", "begun"}  # those of earlier versions have none
 # what a file of this kind can raise that is cut short, altered or no such file at all
 DAMAGE = (
@@ -113,12 +117,13 @@ def read(path: Path) -> tuple[str, Checkpoint]:
     """The run that a checkpoint is of, and the checkpoint. Raises `StateError` when it is damaged, or is none."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            facts = _checked(dict(file.metadata() or {}))
+            facts = _checked(path, dict(file.metadata() or {}))
             tensors: dict[str, torch.Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         flat = torch.float32, (tensors["phi"].numel(),)
         if any((tensor.dtype, tuple(tensor.shape)) != flat for tensor in tensors.values()):
             raise ValueError("its tensors are not float32 of one size")
-        if int(facts["crc32"]) != _checksum(tensors):
+        written = int(facts["crc32"])
+        if written != _checksum(tensors) and written != _checksum(tensors, TENSORS):  # the first versions' order
             raise ValueError("its checksum does not fit")
         _require_bounded(tensors)
         position = Position.of(json.loads(facts["position"]))
@@ -132,7 +137,7 @@ def header_of(path: Path) -> KeptCheckpoint:
     """Read what a checkpoint says of itself, without its tensors. Raises `StateError` as `read` does."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            facts = _checked(dict(file.metadata() or {}))
+            facts = _checked(path, dict(file.metadata() or {}))
             headers = [file.get_slice(name) for name in TENSORS]
             [parameters] = headers[0].get_shape()
             if any((h.get_shape(), h.get_dtype()) != ([parameters], "F32") for h in headers):
@@ -151,7 +156,7 @@ def piece_of(kept: KeptCheckpoint, bounds: slice) -> list[torch.Tensor]:
     names = [name for name in TENSORS if name != "theta"]
     try:
         with safetensors.safe_open(kept.path, framework="pt") as file:
-            if _checked(dict(file.metadata() or {}))["step"] != str(kept.step):
+            if _checked(kept.path, dict(file.metadata() or {}))["step"] != str(kept.step):
                 raise ValueError("another has taken its place")
             found = {name: file.get_slice(name)[bounds.start : bounds.stop].clone() for name in names}
         _require_bounded(found)
@@ -171,10 +176,24 @@ def superfluous(
     return [k for place, k in enumerate(others) if place >= most_stages or 0 < k.saved < now - most_seconds]
 
 
-def _checked(facts: dict[str, str]) -> dict[str, str]:
-    """Check the facts against their checksum, which those of early versions do not have. Raises `ValueError`."""
+def _checked(path: Path, facts: dict[str, str]) -> dict[str, str]:
+    """Check the facts against their checksum, which those of early versions do not have.
+
+    Raises `ValueError`, and `LaterVersion` for those that this version would read wrongly.
+    """
     of_facts = facts.pop(OF_FACTS, None)
-    if facts.keys() - LINEAGE_FACTS != FACTS or of_facts not in (None, str(_checksum_of(facts))):
+    number = facts.get("format", "1")
+    if number.isascii() and number.isdigit() and int(number[:9]) > CHECKPOINT_FORMAT:
+        raise LaterVersion(
+            f"A later version of noloco-node wrote the checkpoint {path}, in format {number[:9]}. It stays as it is. "
+            "Upgrade this one: pip install --upgrade noloco-node"
+        )
+    if of_facts is None:  # the first versions had fewer: they went on at the beginning of a round
+        is_whole = facts.keys() >= FIRST_FACTS and facts.keys() <= FACTS | LINEAGE_FACTS
+        facts = {"steps_in_round": "0", "updates": facts.get("step", ""), "tokens": "0", "saved": "0.0"} | facts
+    else:  # a later version may say more, under a checksum of all
+        is_whole = facts.keys() >= FACTS and of_facts == str(_checksum_of(facts))
+    if not is_whole:
         raise ValueError("its numbers are not those that were written")
     return facts
 
@@ -252,9 +271,9 @@ def _checksum_of(facts: dict[str, str]) -> int:
     return zlib.crc32(json.dumps(facts, sort_keys=True).encode())
 
 
-def _checksum(tensors: Mapping[str, torch.Tensor]) -> int:
-    """CRC-32 over the tensors' bytes: a flipped bit on the disk must not train on."""
+def _checksum(tensors: Mapping[str, torch.Tensor], order: Sequence[str] = ()) -> int:
+    """CRC-32 over the tensors' bytes, by name if no order is given: a flipped bit on the disk must not train on."""
     checksum = 0
-    for name in sorted(tensors):
+    for name in order or sorted(tensors):
         checksum = zlib.crc32(tensors[name].contiguous().numpy().data.cast("B"), checksum)
     return checksum

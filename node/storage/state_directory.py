@@ -28,7 +28,7 @@ from node.storage.checkpoint_files import (
     superfluous,
 )
 from protocol.addresses import is_address
-from protocol.errors import ManifestError, StateError, TokenError
+from protocol.errors import LaterVersion, ManifestError, StateError, TokenError
 from protocol.identity import Identity
 from protocol.keeping import Lock, advice_for, own, replace_whole, small_json
 from protocol.messages.peers import MAX_TOKENIZER_BYTES
@@ -96,6 +96,8 @@ class StateDirectory:
         path = self.path / "manifest.noloco"
         try:
             return SignedManifest.from_bytes(self._read(path)) if path.exists() else None
+        except LaterVersion as later:
+            raise LaterVersion(f"{path} cannot be used: {later}") from None
         except ManifestError as damage:
             raise ManifestError(
                 f"{path} cannot be used: {str(damage).split('. ')[0].rstrip('.')}. Delete it, and name a member with "
@@ -236,6 +238,8 @@ class StateDirectory:
             last = max(kept, key=lambda one: (one.saved, _age(one.path))).path
         try:
             run, checkpoint = read(last)
+        except LaterVersion:
+            raise
         except StateError as damage:
             older = self._older_than(last, run_id)
             if older is None:

@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from protocol.codec import Encoded
 from protocol.compatibility import PROTOCOL
 from protocol.errors import WireError, legible
+from protocol.forgiving import otherwise
 from protocol.frames import Frame
 from protocol.ground import MOST_COUNT, MOST_LOSS, MOST_TIME, PeerId
 from protocol.identity import is_peer_id
@@ -92,6 +93,12 @@ class Message(BaseModel):
             cls.kind = kind
             KINDS.add(kind)
 
+    def told(self) -> dict[str, Any]:
+        """The body as it travels: a field that has its default is left out, so that an earlier version, which may not
+        know the field, reads whatever it could mean there.
+        """
+        return self.model_dump(exclude_defaults=True)
+
     @classmethod
     def parsed(cls, body: object) -> Self:
         """Validate an untrusted body. Raises `WireError` that names the kind and the first bad field."""
@@ -114,7 +121,11 @@ class Progress(Message, kind="progress"):
     frame of its own type.
     """
 
-    state: Literal["receiving", "queued", "computing", "onward"]  # onward: it waits for a later stage
+    # onward: it waits for a later stage
+    state: Annotated[
+        Literal["receiving", "queued", "computing", "onward"],
+        otherwise("computing", "receiving", "queued", "computing", "onward"),
+    ]
     ahead: Natural = 0  # microbatches before it in the queue there
     done: Natural = 0  # grows whenever the request gets on, at a later stage too
 

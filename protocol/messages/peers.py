@@ -10,6 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 from protocol.announcement import MOST_LEVEL, Figure, ToldLinks
 from protocol.codec import Encoded
 from protocol.errors import legible
+from protocol.forgiving import open_ended, otherwise
 from protocol.messages import (
     Asker,
     Asks,
@@ -50,7 +51,7 @@ Tally = Annotated[dict[PeerIdText, Natural], Field(max_length=MOST_TOLD_PEERS)]
 class Welcome(Message, kind="welcome"):
     run_id: Id
     time: Time  # wall clock of the replying peer, seconds since the epoch
-    role: Literal["seed", "node"]
+    role: Annotated[Literal["seed", "node"], otherwise("node", "seed", "node")]
     manifest: Annotated[bytes, Field(max_length=64 * 1024)]
     reached: Annotated[ShortText, AfterValidator(lambda text: " ".join(legible(text).split()))] = (
         ""  # the address at which the asker was dialled as it wished; empty if nobody was there
@@ -61,9 +62,11 @@ class Welcome(Message, kind="welcome"):
 class Hello(Asks[Welcome], kind="hello", traffic=Traffic.CONTROL, asker=Asker.NEWCOMER):
     """First request on joining. The reply tells the run and, by its clock, whether ours is right.
 
-    A `port` asks to be dialled at that port of the machine that the greeting comes from; 0 asks nothing.
+    A `port` asks to be dialled at that port of the machine that the greeting comes from; 0 asks nothing. Of all
+    requests this one alone may have fields that the reader does not know: it is sent before the two know each other.
     """
 
+    model_config = ConfigDict(extra="ignore")
     port: Annotated[int, Field(ge=0, le=65_535)] = 0
 
 
@@ -83,6 +86,7 @@ class Introduce(Asks[Done], kind="introduce", traffic=Traffic.CONTROL, asker=Ask
     credential: Annotated[bytes, Field(max_length=MAX_CREDENTIAL_BYTES)] = b""
 
 
+@open_ended
 class SharedRecord(NamedTuple):
     """A member's record of a stage, as it was sealed for the DHT. Travels as an array."""
 
@@ -114,6 +118,7 @@ class GetRecord(Asks[Records], kind="get-record", traffic=Traffic.CONTROL):
     peer: PeerIdText
 
 
+@open_ended
 class PastRecord(NamedTuple):
     """A member's last record of a stage, as it was sealed for the DHT; it may be over. Travels as an array."""
 
@@ -148,6 +153,7 @@ class GetRevoked(Asks[Revoked], kind="get-revoked", traffic=Traffic.CONTROL):
     issued: Time  # of the asker's list; 0 for none
 
 
+@open_ended
 class LossTrend(NamedTuple):
     """Mean losses `seconds` ago, an hour at most, and now. Travels as an array."""
 
@@ -157,6 +163,7 @@ class LossTrend(NamedTuple):
     error: Size  # standard error of the difference
 
 
+@open_ended
 class LossBest(NamedTuple):
     """The lowest mean loss of some hundred steps in a row so far. Travels as an array."""
 
@@ -165,6 +172,7 @@ class LossBest(NamedTuple):
     error: Size = 0.0  # standard error of the difference between it and `NodeStats.loss`
 
 
+@open_ended
 class Awaited(NamedTuple):
     """The replica whose return a first replica waits for, with the state that its stage had. Travels as an array."""
 
@@ -224,6 +232,7 @@ class NodeStats(Message, kind="node-stats"):
     )
     begun: Figure | None = None  # wall clock at which this lineage was begun anew; None for number 0
     awaited: Awaited | None = None  # while it waits for a stage to return; None: it does not
+    apart: Natural = 0  # replicas of its stage with which it cannot average: they are of another version
 
 
 class GetStats(Asks[NodeStats], kind="get-stats", traffic=Traffic.CONTROL, asker=Asker.ANYBODY):
@@ -253,6 +262,7 @@ class GetReceipts(Asks[ReceiptList], kind="get-receipts", traffic=Traffic.CONTRO
 # --- history --------------------------------------------------------------------------------------
 
 
+@open_ended
 class HistoryPoint(NamedTuple):
     """A node's figures at some time. Travels as an array."""
 
@@ -307,8 +317,7 @@ class StateIndex(Message, kind="state-index"):
     round: Count
     parameters: Natural
     piece_parameters: Annotated[int, Field(ge=1, le=2**26)]
-    # of its lineage, see `protocol.lineage`
-    beginning: Annotated[Natural, Field(exclude_if=lambda beginning: not beginning)] = 0
+    beginning: Natural = 0  # of its lineage, see `protocol.lineage`
 
 
 class GetStateIndex(Asks[StateIndex], kind="get-state-index", traffic=Traffic.STATE, asker=Asker.ANYBODY):
@@ -369,6 +378,7 @@ class GetStateSample(Asks[StateSample], kind="get-state-sample", traffic=Traffic
 # --- copies of stages that nobody serves ----------------------------------------------------------
 
 
+@open_ended
 class StageCopy(NamedTuple):
     """A copy of a stage's state on a peer's disk. Travels as an array."""
 

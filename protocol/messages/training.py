@@ -51,8 +51,8 @@ class Forward(Asks[Gradient], kind="forward", traffic=Traffic.PIPELINE, asker=As
     microbatch: Id
     stage: Natural  # of the receiver, as the sender believes
     # in a ring, and sent in no other run: the peer that drew the sequences, and the name that it gave them
-    home: Annotated[OptionalPeerId, Field(exclude_if=lambda home: not home)] = ""
-    draw: Annotated[str, Field(max_length=64, exclude_if=lambda draw: not draw)] = ""
+    home: OptionalPeerId = ""
+    draw: OptionalId = ""
 
     def layouts(self, sent: Sequence[Encoded]) -> Sequence[Layout]:
         return like_the_first(sent)
@@ -157,15 +157,14 @@ class Propose(Timed, Asks[Accept], kind="propose", traffic=Traffic.PAIRING, aske
 
     Answered by `Accept`, or refused: "engaged" (has a partner, whom the reason names), "busy" (has just proposed
     to somebody), "out-of-step" (the rounds cannot end together), "early" (cannot say yet),
-    "other-stage", "other-lineage", "finished".
+    "other-stage", "other-lineage", "other-version", "finished".
     After a refusal or a failure there is no such pair.
     """
 
     stage: Natural
     round: Count
     pair: Id  # names this exchange
-    # of the sender's lineage, see `protocol.lineage`
-    beginning: Annotated[Natural, Field(exclude_if=lambda beginning: not beginning)] = 0
+    beginning: Natural = 0  # of the sender's lineage, see `protocol.lineage`
 
 
 class Ready(Asks[Done], kind="ready", traffic=Traffic.PAIRING, asker=Asker.REPLICA):

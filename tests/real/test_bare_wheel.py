@@ -92,7 +92,7 @@ def test_a_bare_wheel_founds_joins_trains_and_says_what_else_a_command_needs(
         )
         assert looked_for.returncode, f"{name} is there, so that this would show nothing"
     for name in ("noloco-node", "noloco-bootstrap", "noloco"):
-        assert said_by(bare / name, "--version").stdout.startswith("noloco-node 0.1.0, protocol ")
+        assert said_by(bare / name, "--version").stdout.startswith("noloco-node 0.2.0, protocol ")
         variable = f"_{name.upper().replace('-', '_')}_COMPLETE"
         with monkeypatch.context() as shell:
             shell.setenv(variable, "source_bash")

@@ -154,7 +154,7 @@ class Raw:
     def __init__(self, kind: str, body: Any) -> None:
         self.kind, self.body = kind, body
 
-    def model_dump(self) -> Any:
+    def told(self) -> Any:
         return self.body
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:

@@ -186,7 +186,7 @@ def read(raw: bytes, limit: int = LIMIT) -> Frame:
 
 def sent(message: Message, tensors: list[Encoded], request_id: int = 1) -> bytes:
     tape = Tape()
-    size = done(write_frame(tape, FrameType.REQUEST, request_id, message.kind, message.model_dump(), tensors))
+    size = done(write_frame(tape, FrameType.REQUEST, request_id, message.kind, message.told(), tensors))
     assert size == len(tape.recording)
     return tape.recording
 

@@ -13,9 +13,6 @@ from protocol.announcement import Announcement, open_announcement
 from protocol.ground import PeerId
 from protocol.lineage import MOST_BEGINNINGS, SAME_SECONDS, UNDATED, Lineage, together_within
 from protocol.manifest import load_preset
-from protocol.messages import Message
-from protocol.messages.peers import NodeStats, StateIndex
-from protocol.messages.training import Accept, Propose
 from protocol.signed_manifest import SignedManifest, canonical_bytes
 
 LIFETIME = 45.0
@@ -110,34 +107,6 @@ def test_a_record_of_an_earlier_version_is_of_the_undated_lineage() -> None:
         run_id, kept["stage"], 0, PeerId(kept["peer"]), kept["sealed"], kept["expires"], kept["expires"] - 1
     )
     assert said.lineage == UNDATED
-
-
-def test_messages_of_an_earlier_version_are_read_and_those_of_the_first_lineage_are_the_same() -> None:
-    """Earlier versions refuse keys that they do not know."""
-    kinds: dict[str, type[Message]] = {
-        "StateIndex": StateIndex,
-        "NodeStats": NodeStats,
-        "Propose": Propose,
-        "Accept": Accept,
-    }
-    kept = msgpack.unpackb((EARLIER / "messages.msgpack").read_bytes())
-    assert {name for name, _ in kept} == kinds.keys()
-    for name, fields in kept:
-        message = kinds[name].model_validate(fields)
-        assert getattr(message, "beginning", 0) == 0
-        if name in ("StateIndex", "Propose", "Accept"):
-            assert msgpack.packb(message.model_dump()) == msgpack.packb(fields)
-
-
-def test_a_record_has_all_that_an_earlier_version_wants() -> None:
-    kept = msgpack.unpackb((EARLIER / "record.msgpack").read_bytes())
-    _, _, value, _ = msgpack.unpackb(kept["sealed"])
-    before = msgpack.unpackb(value)
-    assert Announcement(stage=1, state="serving", since=0.0).model_dump().keys() - before.keys() <= {
-        "beginning",
-        "begun",
-    }
-    assert not before.keys() - Announcement.model_fields.keys()
 
 
 @pytest.mark.parametrize("preset", ["tiny", "llama-125m"])
