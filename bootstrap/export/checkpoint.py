@@ -22,6 +22,7 @@ from node.model.flat import Slice, layout
 from node.model.stage import parameter_shapes
 from protocol.manifest import Manifest, as_toml
 from protocol.receipts import Contribution
+from protocol.version import own_version
 
 PATTERN = "model{suffix}.safetensors"
 MOST_NAMED = 50  # contributors in the model card
@@ -132,6 +133,7 @@ class Facts:
             "validation_loss": self.validation_loss,
             "stages": stages,
             "tokenizer_fingerprint": self.tokenizer_fingerprint,
+            "program": own_version(),
             "manifest": self.manifest.model_dump(),
         }
         return json.dumps(known, indent=2)
