@@ -30,7 +30,8 @@ class Two:
 
     async def ask(self, message: Any = None, deadline: float | Patience = 5.0, **more: Any) -> Any:
         more.setdefault("traffic", Traffic.GOSSIP)
-        return await self.caller.call(self.address, message or Ready(pair="p"), deadline=deadline, **more)
+        call = self.caller.call_and_read if "read" in more else self.caller.call
+        return await call(self.address, message or Ready(pair="p"), deadline=deadline, **more)
 
     @property
     def address(self) -> Any:
