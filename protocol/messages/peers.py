@@ -10,19 +10,17 @@ from pydantic import AfterValidator, ConfigDict, Field
 from protocol.announcement import MOST_LEVEL, Figure, ToldLinks
 from protocol.codec import Encoded
 from protocol.errors import legible
+from protocol.ground import Count, Natural, Time
 from protocol.messages import (
     Asker,
     Asks,
-    Count,
     Done,
     Fraction,
     Id,
     Message,
-    Natural,
     OptionalPeerId,
     PeerIdText,
     ShortText,
-    Time,
     Traffic,
 )
 from protocol.messages.layouts import EXACT, Layout
