@@ -31,7 +31,7 @@ from tests.swarm.micro import (
     training,
     until,
 )
-from tests.unit.test_answers import Raw
+from tests.unit.two_peers import Raw
 
 Tensors = Sequence[Encoded]
 Lie = Callable[[dict[str, Any], list[torch.Tensor]], tuple[dict[str, Any], Tensors]]
