@@ -125,7 +125,7 @@ async def train(course: Course, steps: int, seed: int, directory: Path) -> None:
     killing.cancel()
     course.seconds = asyncio.get_running_loop().time()
     course.still_aside = sum(
-        node.context.view.ledger.holds(peer, node.context.view.elapsed())
+        node.context.view.ledger.is_quarantined(peer, node.context.view.elapsed())
         for node in swarm.nodes.values()
         for peer in names
     )

@@ -50,7 +50,7 @@ from protocol.errors import Refused, UserError
 from protocol.messages import Asker
 from protocol.messages.peers import GetHistory, GetStats, History, HistoryPoint, NodeStats
 from protocol.messages.training import GetBacklog
-from protocol.peer_limits import ByteAllowance
+from protocol.peer_limits import Allowance
 from protocol.rpc import Answer, Request, Traffic
 from protocol.supervision import Supervisor, all_of
 from protocol.windows import short, window
@@ -237,7 +237,7 @@ class Service:
             self._member.admission,
             context.view.introduced,
             context.view.network_at,
-            ByteAllowance(*VolunteerLimits.of(self._member.config).visitors_bytes(*VISITOR_DOWNLOADS)),
+            Allowance.shared(*VolunteerLimits.of(self._member.config).visitors_bytes(*VISITOR_DOWNLOADS)),
         )
 
     # --- beginning ----------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from protocol.errors import RecordError
 from protocol.forgiving import open_ended, otherwise
-from protocol.ground import MOST_COUNT, PeerId, Record
+from protocol.ground import Count, Natural, PeerId, Record
 from protocol.identity import BASE58
 from protocol.lineage import Lineage
 from protocol.records import key_digest, open_record
@@ -34,8 +34,6 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 MOST_FIGURE = 1e15  # sums, squares and ratios of such numbers are finite, and they fit a line
 # what a node says of itself, times too: what is larger counts as that
 Figure = Annotated[Number, AfterValidator(lambda number: max(-MOST_FIGURE, min(number, MOST_FIGURE)))]
-Natural = Annotated[int, Field(ge=0, lt=2**63)]
-Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]  # of what is done one after another
 PeerEnd = Annotated[str, Field(pattern=f"^[{BASE58}]{{{PEER_CHARACTERS}}}$")]
 Feature = Annotated[str, Field(max_length=32)]
 RoundTrip = Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)]

@@ -17,7 +17,7 @@ from protocol.errors import PeerUnreachable, RecordError, Refused
 from protocol.ground import PeerId, Record
 from protocol.messages import Answer, Asker, Done, Request, Traffic
 from protocol.messages.peers import GetCopyPiece, GetStatePiece, GetTokenizer, Introduce
-from protocol.peer_limits import Allowance, ByteAllowance, PeerTable
+from protocol.peer_limits import Allowance, PeerTable
 from protocol.transport.base import Stream
 from protocol.visitor_places import VisitorPlaces
 from protocol.windows import counted, window
@@ -63,7 +63,7 @@ class Door:
         admission: Admission | None = None,
         noted: Callable[[Record, Announcement], None] = lambda record, announcement: None,
         network_of: Callable[[PeerId], str] = lambda peer: "",
-        downloads: ByteAllowance | None = None,
+        downloads: Allowance | None = None,
     ) -> None:
         """`stages` are those of `REPLICA` and `BEFORE`, `seen` is the stage by a peer's record in the DHT, if there
         is one, `now` the wall clock; no request of a visitor has more than `visitor_bytes`. Without `admission` the
@@ -80,7 +80,7 @@ class Door:
         self._introduced = PeerTable[_Introduced](MOST_INTRODUCED)
         self._visitors = Allowance(*VISITORS)
         self._members: dict[str, Allowance] = {}  # by kind of request; unknown kinds share one
-        self._downloads = downloads or ByteAllowance(*VISITOR_DOWNLOADS)
+        self._downloads = downloads or Allowance.shared(*VISITOR_DOWNLOADS)
         self._streams = dict[Stream, None]()  # of visitors, the oldest first
         self._places = {traffic: VisitorPlaces(VISITOR_PLACES, network_of) for traffic in Traffic}
 

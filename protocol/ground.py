@@ -1,10 +1,11 @@
-"""The common words of protocol/: peer ids, records, and memory that holds bytes."""
+"""The common words of protocol/: peer ids, bounds on numbers, records, and memory that holds bytes."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from typing import NewType, TypeAlias
+from typing import Annotated, NewType, TypeAlias
+
+from pydantic import Field
 
 # what a number of somebody else's may be at most, so that sums, squares and differences of many are finite and exact
 # nats per token, 64 times that of guessing among six million; who has diverged further says this
@@ -13,11 +14,14 @@ MOST_TIME = 1e11  # seconds since the epoch: three thousand years, to 15 microse
 MOST_COUNT = 10**12  # of what is done one after another: one a millisecond for thirty years
 PeerId = NewType("PeerId", str)  # base58 libp2p peer id; holds the peer's Ed25519 public key
 Buffer: TypeAlias = bytes | bytearray | memoryview
+Natural = Annotated[int, Field(ge=0, lt=2**63)]
+Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]  # of what is done one after another
+Time = Annotated[float, Field(ge=0, le=MOST_TIME, allow_inf_nan=False)]  # wall clock, seconds since the epoch
 
 
 def is_time(seconds: float) -> bool:
-    """Return whether a wall clock that somebody signed is one: NaN is before and after every other, or neither."""
-    return math.isfinite(seconds) and seconds >= 0
+    """Return whether a number that somebody signed is a `Time`; NaN is none."""
+    return 0 <= seconds <= MOST_TIME
 
 
 @dataclass(frozen=True)

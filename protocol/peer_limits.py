@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from protocol.ground import PeerId
 from protocol.windows import amount, window
@@ -145,6 +145,8 @@ class PeerTable(dict[PeerId, T]):
 class Allowance:
     """An allowance, so much at once and so much a second, for each peer and for all of them together (token buckets).
 
+    An amount that is known before is taken with `take`; one that is known afterwards, as the size of an answer, is
+    paid with `spend`, and nothing more is done while `has_any` is False.
     Mutable state: what each peer and all of them have left, and when that was so.
     """
 
@@ -154,6 +156,11 @@ class Allowance:
         self._left_to_each = PeerTable[tuple[float, float]](MOST_REMEMBERED)
         self._left_to_all: tuple[float, float] | None = None
 
+    @classmethod
+    def shared(cls, once: float, rate: float) -> Self:
+        """Return an allowance of `once` and `rate` for all peers together, and half of each for one peer."""
+        return cls((once / 2, rate / 2), (once, rate))
+
     @window
     def __repr__(self) -> str:
         (once, rate), (all_once, all_rate) = self._each, self._all
@@ -162,46 +169,24 @@ class Allowance:
 
     def take(self, peer: PeerId, amount: float, now: float) -> bool:
         """Take so much if it is left, for this peer and for all; return whether it was."""
-        mine = _refilled(self._left_to_each.get(peer), self._each, now)
-        everybodys = _refilled(self._left_to_all, self._all, now)
-        enough = min(mine, everybodys) >= amount
-        taken = amount if enough else 0.0
-        self._left_to_each[peer] = mine - taken, now
-        self._left_to_all = everybodys - taken, now
+        enough = min(self._left(peer, now)) >= amount
+        self.spend(peer, amount if enough else 0.0, now)
         return enough
-
-
-class ByteAllowance:
-    """An allowance of bytes that answers may take, for each peer half of that for all: what is left may be overdrawn.
-
-    An answer's size is known once it is made, so that it is paid for afterwards; nothing more is made meanwhile.
-    Mutable state: what each peer and all of them have left, and when that was so.
-    """
-
-    def __init__(self, once: float, rate: float) -> None:
-        """`once`: bytes at once, `rate`: bytes a second, of all peers together."""
-        self.once, self.rate = once, rate
-        self._left_to_each = PeerTable[tuple[float, float]](MOST_REMEMBERED)
-        self._left_to_all: tuple[float, float] | None = None
-
-    @window
-    def __repr__(self) -> str:
-        return f"All: {amount(self.once)} and {amount(self.rate)}/s | Peers: {len(self._left_to_each)} remembered"
-
-    def _left(self, peer: PeerId, now: float) -> tuple[float, float]:
-        each = _refilled(self._left_to_each.get(peer), (self.once / 2, self.rate / 2), now)
-        return each, _refilled(self._left_to_all, (self.once, self.rate), now)
 
     def has_any(self, peer: PeerId, now: float, overdrawn: float = 0.0) -> bool:
         """Return whether this peer, and all, have anything left, or owe no more than `overdrawn` times the most."""
         each, everybodys = self._left(peer, now)
-        return each > -overdrawn * self.once / 2 and everybodys > -overdrawn * self.once
+        return each > -overdrawn * self._each[0] and everybodys > -overdrawn * self._all[0]
 
-    def spend(self, peer: PeerId, nbytes: int, now: float) -> None:
-        """Take what an answer has cost."""
+    def spend(self, peer: PeerId, amount: float, now: float) -> None:
+        """Take so much, also what is not left."""
         each, everybodys = self._left(peer, now)
-        self._left_to_each[peer] = each - nbytes, now
-        self._left_to_all = everybodys - nbytes, now
+        self._left_to_each[peer] = each - amount, now
+        self._left_to_all = everybodys - amount, now
+
+    def _left(self, peer: PeerId, now: float) -> tuple[float, float]:
+        each = _refilled(self._left_to_each.get(peer), self._each, now)
+        return each, _refilled(self._left_to_all, self._all, now)
 
 
 def _refilled(left: tuple[float, float] | None, limits: tuple[float, float], now: float) -> float:

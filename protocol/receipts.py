@@ -15,9 +15,9 @@ from pydantic import Field
 
 from protocol.errors import RecordError, legible
 from protocol.forgiving import open_ended
-from protocol.ground import PeerId
+from protocol.ground import Natural, PeerId
 from protocol.identity import public_key_of, verify
-from protocol.messages import Natural, PeerIdText
+from protocol.messages import PeerIdText
 
 NAME_CHARACTERS = 32
 _DOMAIN = b"noloco receipt v1\0"

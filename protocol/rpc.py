@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar, overload
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -99,7 +99,9 @@ class Rpc:
             tuple[str, str]
         ]()  # answers, by what was asked and what reading them raised
         self._fruitless = Allowance(*FRUITLESS)
-        self.introductions = Introductions(transport.now, self._ask, self._supervisor)
+        self.introductions = Introductions(
+            transport.now, partial(self._ask, read=_unchanged), self._supervisor
+        )
         self._door: Door | None = None
 
     @window
@@ -169,7 +171,6 @@ class Rpc:
 
     # --- calling ------------------------------------------------------------------------------
 
-    @overload
     async def call(
         self,
         peer: PeerId,
@@ -178,37 +179,30 @@ class Rpc:
         *,
         deadline: float | Patience,
         traffic: Traffic | None = None,
-    ) -> tuple[Reply, list[torch.Tensor]]: ...
+    ) -> tuple[Reply, list[torch.Tensor]]:
+        """Ask `peer` and return the reply and its tensors. See `call_and_read`."""
+        return await self.call_and_read(
+            peer, request, tensors, read=_unchanged, deadline=deadline, traffic=traffic
+        )
 
-    @overload
-    async def call(
+    async def call_and_read(
         self,
         peer: PeerId,
         request: Asks[Reply],
         tensors: Sequence[Encoded] = (),
         *,
-        deadline: float | Patience,
-        traffic: Traffic | None = None,
         read: Callable[[Reply, list[torch.Tensor]], T],
-    ) -> T: ...
-
-    async def call(
-        self,
-        peer: PeerId,
-        request: Asks[Reply],
-        tensors: Sequence[Encoded] = (),
-        *,
         deadline: float | Patience,
         traffic: Traffic | None = None,
-        read: Callable[[Reply, list[torch.Tensor]], object] = lambda *answer: answer,
-    ) -> object:
-        """Ask `peer` and wait for its answer: `deadline` seconds, or for work as long as a `Patience` lasts.
+    ) -> T:
+        """Ask `peer` and return what `read` makes of its answer.
 
-        Returns the reply and its tensors, which are of the request's `layouts` and finite, or what `read` makes of
-        them. It may raise `WireError` for what does not fit; whatever else it raises is a refusal as `Unreadable`.
-        So an answer fails its own request, and nothing else.
+        `read` gets the reply and its tensors, which are of the request's `layouts` and finite. It may raise
+        `WireError` for an answer that does not fit; whatever else it raises is a refusal as `Unreadable`. So an
+        answer fails its own request, and nothing else.
 
-        The request travels in its own class of traffic, unless another one is named.
+        `deadline` is in seconds, or as long as a `Patience` lasts. The request travels in its own class of traffic,
+        unless another one is named.
         Raises `Refused` (nothing was done), `PeerUnreachable` or `DeadlineExceeded` (after the deadline, or up to
         `protocol.patience.FRAME_SECONDS` more where the request is half sent by then; it may have been carried out,
         so repeat only what is harmless when repeated), `WireError` when the answer is nonsense (counts against the
@@ -236,8 +230,8 @@ class Rpc:
         tensors: Sequence[Encoded],
         patience: Patience,
         traffic: Traffic,
-        read: Callable[[Reply, list[torch.Tensor]], object] = lambda *answer: answer,
-    ) -> object:
+        read: Callable[[Reply, list[torch.Tensor]], T],
+    ) -> T:
         try:
             async with asyncio.timeout(patience.seconds):
                 channel = await self._channel(peer, traffic, patience.seconds, ahead=not _is_large(tensors))
@@ -252,9 +246,9 @@ class Rpc:
         frame: Frame,
         request: Asks[Reply],
         sent: Sequence[Encoded],
-        read: Callable[[Reply, list[torch.Tensor]], object],
-    ) -> object:
-        """What is made of an answer. Every answer passes here, and nothing else reads one."""
+        read: Callable[[Reply, list[torch.Tensor]], T],
+    ) -> T:
+        """Return what `read` makes of an answer. Every answer passes here, and nothing else reads one."""
         try:
             return read(*_checked_reply(frame, request, sent))
         except WireError:
@@ -428,6 +422,10 @@ class Rpc:
 
 def _is_large(tensors: Sequence[Encoded]) -> bool:
     return sum(tensor.nbytes for tensor in tensors) > VISITOR_BYTES // 2
+
+
+def _unchanged(reply: Reply, tensors: list[torch.Tensor]) -> tuple[Reply, list[torch.Tensor]]:
+    return reply, tensors
 
 
 def _checked_reply(

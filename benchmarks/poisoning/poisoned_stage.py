@@ -150,7 +150,9 @@ class PoisonedStage:
         return pairs
 
     def _shuns(self, one: int, other: int) -> bool:
-        return one < len(self._defences) and self._defences[one].ledger.holds(PeerId(str(other)), self._now)
+        return one < len(self._defences) and self._defences[one].ledger.is_quarantined(
+            PeerId(str(other)), self._now
+        )
 
     def _pull(self, one: int, other: int, told: list[torch.Tensor]) -> torch.Tensor:
         if not told[other].isfinite().all():

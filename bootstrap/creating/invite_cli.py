@@ -14,7 +14,8 @@ from protocol.errors import NolocoError
 from protocol.tokens import MAX_USES
 
 Directory = Annotated[Path, typer.Option("--dir", help="The run's, with run.key and manifest.")]
-Days = Annotated[float, typer.Option(min=0.001, help="Days until it expires.")]
+MOST_DAYS = 100_000  # so that it ends within `protocol.ground.MOST_TIME`
+Days = Annotated[float, typer.Option(min=0.001, max=MOST_DAYS, help="Days until it expires.")]
 
 
 def invite(

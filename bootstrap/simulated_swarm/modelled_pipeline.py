@@ -17,8 +17,9 @@ from node.links.links import AdaptiveDeadline
 from node.membership.ledger import Shares
 from node.model.memory_model import QUEUE_BATCHES
 from node.pipeline.gate import Decision, MicrobatchAdmission, Window
+from node.pipeline.next_stage import LEAST_DEADLINE
 from node.pipeline.routing import Router
-from node.pipeline.stage_client import LEAST_DEADLINE, MOST_RETRY_SECONDS, PAUSE_SECONDS, RETRY_SECONDS
+from node.pipeline.stage_client import MOST_RETRY_SECONDS, PAUSE_SECONDS, RETRY_SECONDS
 from node.pipeline.two_choices import TwoChoices
 from protocol.answering import PROGRESS_SECONDS
 from protocol.ground import PeerId

@@ -1,4 +1,4 @@
-"""Asks two peers of the next stage how much they have to do, as `node.pipeline.stage_client` does."""
+"""Asks two peers of the next stage how much they have to do, as `node.pipeline.next_stage` does."""
 
 from __future__ import annotations
 

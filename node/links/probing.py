@@ -86,7 +86,7 @@ class Visitor:
             if reply.digest != probe_digest(nonce, payload):
                 raise WireError("the answer to a probe does not fit what was sent")
 
-        await self._rpc.call(
+        await self._rpc.call_and_read(
             peer,
             Probe(nonce=nonce),
             [_parcel(payload)] if payload else [],

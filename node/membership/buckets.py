@@ -63,7 +63,7 @@ class StageSize:
     buckets: dict[int, list[int]] = field(default_factory=dict)  # sizes of the last buckets read, by level
 
     def sampled(self, levels: Iterable[int]) -> None:
-        """Take in the levels of all records under the stage's own key."""
+        """Record the levels of all records under the stage's own key."""
         self.sample = dict(Counter(levels))
         kept = {*self.sample, self.level}
         self.buckets = {level: sizes for level, sizes in self.buckets.items() if level in kept}
@@ -71,7 +71,7 @@ class StageSize:
         self._estimate()
 
     def bucket_read(self, level: int, records: int) -> None:
-        """Take in how many `records` a bucket of this level holds."""
+        """Record the number of `records` in a bucket of this level."""
         self.buckets[level] = [*self.buckets.get(level, ()), records][-EXAMINED:]
         self.is_old = self.is_short(level, records)
         self._estimate()
@@ -84,14 +84,18 @@ class StageSize:
             self.level = level_of(self.estimate, self.level)
 
     def _share(self, level: int, records: int) -> float:
-        """The replicas that so many records of the sample stand for, as far as buckets of their level bear it out."""
+        """Estimate the replicas of a level from the number of its `records` in the sample.
+
+        Each record stands for 2^level replicas. If the median bucket of the level has far fewer records than the
+        sample, the bucket's size counts instead; without a bucket each record is one replica.
+        """
         sizes = sorted(self.buckets.get(level, [0]))
         size = sizes[len(sizes) // 2]
-        borne_out = records if size >= SHORT * records else size
-        return float(max(records, borne_out * 2**level))
+        per_bucket = records if size >= SHORT * records else size
+        return float(max(records, per_bucket * 2**level))
 
     def looked(self, since: Sequence[float], now: float) -> None:
-        """Note since when those serve that one look showed, by the wall clock."""
+        """Record the start times (wall clock) of the replicas that one read returned."""
         young = sum(now - YOUNG_SECONDS < began <= now + CLOCK_SLACK for began in since)
         self.is_restless = young > RESTLESS * len(since)
 
@@ -128,32 +132,44 @@ class StageSize:
         return {level: max(1, records) for level, records in found.items() if level and level not in known}
 
     def next_bucket(self, reader: str) -> tuple[int, int] | None:
-        """The level and number of the bucket that `reader` reads at this look; None where there are no buckets.
+        """Return the level and number of the bucket that `reader` reads at this look; None without buckets to read.
 
-        A reader goes through the buckets in an order of its own. While replicas change from one level to another,
-        each level has its turn as often as it has replicas.
+        Each reader goes through the buckets in its own order. While replicas change from one level to another, the
+        reads of a level are in proportion to its replicas.
         """
         self.looks += 1
-        weights = self._weights()
-        if not weights:
+        if not self._wants_bucket():
             return None
+        weights = self._weights()
         digest = hashlib.sha256(reader.encode()).digest()
         start, stride = int.from_bytes(digest[:8]), int.from_bytes(digest[8:16]) | 1
         level = _drawn(weights, (self.looks * GOLDEN) % 1.0)
         return level, (start + self.looks * stride) % 2**level
 
+    def _is_examined(self) -> bool:
+        """Return whether enough buckets of each doubted level were read."""
+        return all(len(self.buckets.get(level, ())) >= EXAMINED for level in self.doubted)
+
+    def _wants_bucket(self) -> bool:
+        """Return whether this look is for a bucket; if all levels are doubted and examined, few looks are."""
+        if self.levels:
+            return True
+        return bool(self.doubted) and (not self._is_examined() or self.looks % SAMPLE_EVERY == 0)
+
     def _weights(self) -> dict[int, float]:
-        """Weigh the levels to read by their replicas; those in doubt get a part of the reads, whatever they claim."""
+        """Return the weight of each level for the next read.
+
+        A known level weighs its replicas. Of all reads the doubted levels share `DOUBTED`, or a half until they are
+        examined, in proportion to their records in the sample.
+        """
         known, doubted = self.levels, self.doubted
-        is_examined = all(len(self.buckets.get(level, ())) >= EXAMINED for level in doubted)
-        if is_examined and not known and self.looks % SAMPLE_EVERY:
-            return {}
-        part = DOUBTED / (1 - DOUBTED) if is_examined else 1.0
-        scale = part * (sum(known.values()) or 1.0) / max(1, sum(doubted.values()))
-        return known | {level: scale * records for level, records in doubted.items()}
+        of_doubted = DOUBTED if self._is_examined() else 0.5
+        total = (sum(known.values()) or 1.0) * of_doubted / (1 - of_doubted)
+        records = sum(doubted.values())
+        return known | {level: total * n / records for level, n in doubted.items()}
 
 
 def _drawn(weights: Mapping[int, float], place: float) -> int:
-    """Draw a level by these weights; `place` is between 0 and 1."""
+    """Draw a level with these weights; `place`, between 0 and 1, is the random number."""
     ends = list(accumulate(weights.values()))
     return list(weights)[min(bisect_right(ends, place * ends[-1]), len(ends) - 1)]

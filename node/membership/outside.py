@@ -126,20 +126,21 @@ def is_outside(address: str, own: Sequence[str]) -> bool:
 
 @dataclass(frozen=True)
 class Told:
-    """The address at which a peer says that it has reached this node, and the network that it was asked in."""
+    """The address at which a peer claims to have reached this node, and the network of that peer."""
 
     address: str
     network: str
 
 
 def outside_addresses(told: Sequence[Told], own: Sequence[str]) -> list[str]:
-    """The addresses to announce, without /p2p/: the one that two networks tell of, else each beside the node's own.
+    """Return the addresses to announce, without /p2p/; none if no peer names an outside address.
 
-    Empty where nobody tells of one for the rest of the world.
+    An address that peers of `WITNESSES` networks agree on is announced alone. Otherwise the `MOST_TOLD` named by most
+    networks come first, then this node's own.
     """
     witnesses: dict[str, set[str]] = {}
     for each in told:
-        with suppress(UserError):  # p2pd ends at an address that is none
+        with suppress(UserError):  # p2pd exits when it is given an invalid address
             address = check_announced(each.address)
             if is_outside(address, own):
                 witnesses.setdefault(address, set()).add(each.network)

@@ -72,10 +72,10 @@ async def fetch_tokenizer(rpc: Rpc, peers: Iterable[PeerId], manifest: Manifest,
 
 
 async def _fetched(rpc: Rpc, offers: _Offers, is_last: bool, wanted: str) -> bytes | None:
-    """Fetch what is offered, one file after another, until one is `wanted`; None if none is, or for `_Offers.best`.
+    """Fetch the offered files until one has the identity `wanted`; None when `_Offers.best` has no more to fetch.
 
-    Who gives its pieces as slowly as it may is not waited for: after a while another file is fetched beside it, and
-    when it gives less than any frame may come with, the same one from others.
+    A slow peer holds nobody up: after `SECOND_AFTER` another file is fetched beside its own, and once it is slower
+    than the slowest link allowed, the same file from another peer.
     """
     tasks, under_way = Supervisor(), dict[asyncio.Task[bytes | None], _Fetching]()
     clock = asyncio.get_running_loop().time
@@ -132,10 +132,11 @@ class _Offers:
     wasted: int = 0
 
     def best(self, is_last: bool, without: Collection[_Offer] = ()) -> _Offer | None:
-        """Return what to fetch, none of `without`; None to ask other peers first, or for nothing when `is_last`.
+        """Return the next file to fetch, leaving out `without`; None if none may be fetched yet.
 
-        First what was not refuted, then what most peers offer, then the smallest: a large file that one peer offers
-        comes last. A peer may show others' first piece and then give something else, so what was refuted may be good.
+        The file that most peers offer comes first, of several the smallest. Until `is_last`, when there are no more
+        peers to ask for offers, a quarter of `MOST_BYTES` may be spent, and not on refuted files. A refuted file may
+        still be good: its peer may have shown another peer's first piece and then given something else.
         """
         most = MOST_BYTES if is_last else MOST_BYTES // 4
         left = [

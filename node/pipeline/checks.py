@@ -113,10 +113,10 @@ class Checks:
     def _note(self, verdict: Comparison) -> None:
         context, ledger, now = self._context, self._context.view.ledger, self._context.view.elapsed()
         for peer in verdict.agreeing:
-            ledger.checked(peer, True, now, self._most_wrong)
+            ledger.record_check(peer, True, now, self._most_wrong)
         if verdict.odd is None:
             return
-        if ledger.checked(verdict.odd, False, now, self._most_wrong):
+        if ledger.record_check(verdict.odd, False, now, self._most_wrong):
             context.events.warn(
                 f"Peer {verdict.odd[-8:]} computes something else than the other replicas of its stage; it gets no "
                 "microbatches from here for a while. If it is yours, remove its checkpoint and start it again.",

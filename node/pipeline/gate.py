@@ -108,9 +108,10 @@ class MicrobatchAdmission:
         return Decision.FULL
 
     def displace(self, sender: Sender) -> str | None:
-        """Drop from the queue the last one of who has more there than this sender would, and return it.
+        """Remove and return a queued microbatch to make room for one of `sender`; None if no other sender has more.
 
-        The group that has most makes room, and within this sender's own group the peer that has most.
+        It is the last one of the group with the most in the queue, and there of the peer with the most. That group,
+        or that peer if it is of the sender's group, must have more in the queue than the sender's would then have.
         """
         peers = Counter(other.peer for other in self._queue.values())
         groups = Counter(other.group for other in self._queue.values())

@@ -1,4 +1,4 @@
-"""Screens the gradients of next-stage peers, backs off from peers that return bad ones, and reports problems here.
+"""Screens the gradients of next-stage peers, and reports problems of this node's stage.
 
 Each node keeps its own record of the next stage's peers and believes nobody else's. A gradient out of all proportion
 to those that the same stage gave before is worthless, finite as it is: clipped to its norm, the others of its batch
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
@@ -113,21 +113,14 @@ def _sample(gradient: torch.Tensor) -> torch.Tensor | None:
 
 
 class GradientScreen:
-    """Screens the gradients that next-stage peers return, and backs off from peers that return bad ones.
+    """Screens the gradients that next-stage peers return.
 
-    Offences are in the ledger.
+    Mutable state: the norms of the last ones, and samples of the last ones of each peer.
     """
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self) -> None:
         self._norms = Norms()
         self._repeats = Repeats()
-        self._ledger = context.view.ledger
-
-    def usable(self, peers: Sequence[PeerId]) -> list[PeerId]:
-        """The peers that are not left alone; all of them rather than nobody."""
-        now = self._now()
-        return [peer for peer in peers if not self._ledger.holds(peer, now)] or list(peers)
 
     def checked(self, peer: PeerId, labels: Encoded, gradient: torch.Tensor) -> torch.Tensor:
         """The gradient that the peer gave for the text with these labels, or shortened to `USUAL` earlier ones.
@@ -149,27 +142,6 @@ class GradientScreen:
         if not kept:
             raise OddGradient(norm)
         return gradient if kept == 1.0 else kept * gradient
-
-    def record_good(self, peer: PeerId) -> None:
-        self._context.view.trust(peer)
-        self._ledger.note(peer, False, self._now())
-
-    def record_bad(self, peer: PeerId) -> None:
-        """Note a worthless answer of the peer: it gets no microbatch for a while, after repeats for long."""
-        self._context.view.suspect(peer)
-        if self._ledger.note(peer, True, self._now()):
-            self._tell(peer)
-
-    def _tell(self, peer: PeerId) -> None:
-        self._context.events.warn(
-            f"Peer {peer[-8:]} keeps giving worthless or strange answers or microbatches; it is left alone for a "
-            "while. If it is yours, start it again.",
-            "left-alone",
-            peer=peer,
-        )
-
-    def _now(self) -> float:
-        return self._context.view.elapsed()
 
 
 class StageDiagnostics:

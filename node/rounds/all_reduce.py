@@ -176,7 +176,7 @@ class AllReduce(Averager):
         if owner == self._context.me:
             return await self.gathers.contribute(owner, name, bounds.start, encoded)
         self.bytes_sent += 2 * encoded.nbytes  # it costs the owner as much to answer
-        return await self._context.rpc.call(
+        return await self._context.rpc.call_and_read(
             owner,
             Reduce(offset=bounds.start, total=self._replica.parameters, name=name),
             [encoded],

@@ -151,7 +151,7 @@ class Defence:
             agreement=agreement,
             clipped=self._fraction(kept < 1.0),
             offence=offence,
-            quarantined=self.ledger.note(peer, offence is not None, now),
+            quarantined=self.ledger.record_meeting(peer, offence is not None, now),
         )
 
     def _is_far(self, peer: PeerId, excess: float, agreement: float) -> bool:

@@ -78,7 +78,7 @@ class RoundStatistics:
             pull.whole().mul_(kept)
             finding = replace(finding, clipped=1.0)
         if is_offence and finding.offence is None:
-            is_over = self._defence.ledger.note(peer, True, self._elapsed())
+            is_over = self._defence.ledger.record_meeting(peer, True, self._elapsed())
             finding = replace(finding, offence="harmful", quarantined=is_over)
         return finding
 
@@ -117,7 +117,7 @@ class RoundStatistics:
 
     def refused(self, peer: PeerId) -> None:
         """Note that the partner's contribution was malformed or not finite."""
-        if self._defence is not None and self._defence.ledger.note(peer, True, self._elapsed()):
+        if self._defence is not None and self._defence.ledger.record_meeting(peer, True, self._elapsed()):
             self._warn_of(peer)
 
     def _tell(self, peer: PeerId, finding: Examination) -> None:
@@ -145,7 +145,7 @@ class RoundStatistics:
 
     def is_quarantined(self, peer: PeerId) -> bool:
         """Return whether not to average with the peer at present."""
-        return self._defence is not None and self._defence.ledger.holds(peer, self._elapsed())
+        return self._defence is not None and self._defence.ledger.is_quarantined(peer, self._elapsed())
 
 
 def variance_from_distance(squared_distance: float, replicas: int) -> float:

@@ -256,7 +256,7 @@ async def fetch_copy_piece(
     for place in range(TRIES * len(offer.peers)):
         peer = offer.peers[(number + place) % len(offer.peers)]
         try:
-            return await rpc.call(peer, asked, deadline=PIECE_DEADLINE, read=read)
+            return await rpc.call_and_read(peer, asked, deadline=PIECE_DEADLINE, read=read)
         except NolocoError as failure:
             reason = f"…{peer[-8:]}: {failure}"
             logger.debug("Piece %d of a copy: %s", number, reason)

@@ -229,7 +229,7 @@ async def fetch_piece(
         require_undamaged(piece, tensors, number, size)
         return piece, tensors
 
-    return await rpc.call(peer, request, deadline=PIECE_DEADLINE, read=read)
+    return await rpc.call_and_read(peer, request, deadline=PIECE_DEADLINE, read=read)
 
 
 def require_undamaged(piece: StatePiece, tensors: list[torch.Tensor], number: int, size: int) -> None:

@@ -172,7 +172,7 @@ async def compared(
 
 async def _ask(rpc: Rpc, request: GetStateSample, peer: PeerId) -> Sample | None:
     try:
-        return await rpc.call(peer, request, deadline=SAMPLE_DEADLINE, read=_read)
+        return await rpc.call_and_read(peer, request, deadline=SAMPLE_DEADLINE, read=_read)
     except NolocoError as failure:
         logger.debug("No sample from %s: %s", peer[-8:], failure)
         return None

@@ -20,9 +20,9 @@ import torch
 from node.data.batches import Position
 from node.model.flat import LARGEST, StageState
 from protocol.errors import LaterVersion, StateError
+from protocol.ground import MOST_COUNT
 from protocol.lineage import MOST_BEGINNINGS, Lineage
 
-MOST_COUNTED = 10**12  # steps and rounds: one a millisecond for thirty years
 MOST_TOKENS = 2**63
 MOST_STAGES = 1_024  # of a manifest
 MOST_SECONDS = 253_402_300_800.0  # the year 10000, in which a date is no longer written with four digits
@@ -123,7 +123,9 @@ def read(path: Path) -> tuple[str, Checkpoint]:
         if any((tensor.dtype, tuple(tensor.shape)) != flat for tensor in tensors.values()):
             raise ValueError("its tensors are not float32 of one size")
         written = int(facts["crc32"])
-        if written != _checksum(tensors) and written != _checksum(tensors, TENSORS):  # the first versions' order
+        if written != _checksum(tensors) and written != _checksum(
+            tensors, TENSORS
+        ):  # the first versions' order
             raise ValueError("its checksum does not fit")
         _require_bounded(tensors)
         position = Position.of(json.loads(facts["position"]))
@@ -142,7 +144,7 @@ def header_of(path: Path) -> KeptCheckpoint:
             [parameters] = headers[0].get_shape()
             if any((h.get_shape(), h.get_dtype()) != ([parameters], "F32") for h in headers):
                 raise ValueError("its tensors are not float32 of one size")
-        step, round_ = (_number(facts, name, MOST_COUNTED) for name in ("step", "round"))
+        step, round_ = (_number(facts, name, MOST_COUNT) for name in ("step", "round"))
         return KeptCheckpoint(
             path, facts["run"], _stage_in(facts), step, round_, _lineage_in(facts), _saved_in(facts), parameters,
             path.stat().st_size,
@@ -190,7 +192,12 @@ def _checked(path: Path, facts: dict[str, str]) -> dict[str, str]:
         )
     if of_facts is None:  # the first versions had fewer: they went on at the beginning of a round
         is_whole = facts.keys() >= FIRST_FACTS and facts.keys() <= FACTS | LINEAGE_FACTS
-        facts = {"steps_in_round": "0", "updates": facts.get("step", ""), "tokens": "0", "saved": "0.0"} | facts
+        facts = {
+            "steps_in_round": "0",
+            "updates": facts.get("step", ""),
+            "tokens": "0",
+            "saved": "0.0",
+        } | facts
     else:  # a later version may say more, under a checksum of all
         is_whole = facts.keys() >= FACTS and of_facts == str(_checksum_of(facts))
     if not is_whole:
@@ -262,7 +269,7 @@ def _state_of(facts: dict[str, str], tensors: dict[str, torch.Tensor]) -> StageS
     Raises `KeyError`, `ValueError` or `TypeError` for what is missing, or should not be there.
     """
     counts = ("step", "round", "steps_in_round", "updates")
-    step, round_, in_round, updates = (_number(facts, name, MOST_COUNTED) for name in counts)
+    step, round_, in_round, updates = (_number(facts, name, MOST_COUNT) for name in counts)
     return StageState(step, round_, in_round, updates, **tensors, lineage=_lineage_in(facts))
 
 

@@ -22,7 +22,7 @@ from protocol.compatibility import PROTOCOL
 from protocol.errors import WireError, legible
 from protocol.forgiving import otherwise
 from protocol.frames import Frame
-from protocol.ground import MOST_COUNT, MOST_LOSS, MOST_TIME, PeerId
+from protocol.ground import MOST_LOSS, Natural, PeerId
 from protocol.identity import is_peer_id
 from protocol.messages.layouts import Layout
 
@@ -33,13 +33,10 @@ def _peer_id(text: str) -> str:
     return text
 
 
-Natural = Annotated[int, Field(ge=0, lt=2**63)]
 KINDS = set[str]()  # of all messages that there are, each by its name on the wire
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
 Loss = Annotated[float, Field(ge=0, le=MOST_LOSS, allow_inf_nan=False)]  # nats per token
-Time = Annotated[float, Field(ge=0, le=MOST_TIME, allow_inf_nan=False)]  # wall clock, seconds since the epoch
-Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]  # of what a replica has done one after another
 Id = Annotated[str, Field(min_length=1, max_length=64)]
 OptionalId = Annotated[str, Field(max_length=64)]
 PeerIdText = Annotated[

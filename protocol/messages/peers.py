@@ -11,19 +11,17 @@ from protocol.announcement import MOST_LEVEL, Figure, ToldLinks
 from protocol.codec import Encoded
 from protocol.errors import legible
 from protocol.forgiving import open_ended, otherwise
+from protocol.ground import Count, Natural, Time
 from protocol.messages import (
     Asker,
     Asks,
-    Count,
     Done,
     Fraction,
     Id,
     Message,
-    Natural,
     OptionalPeerId,
     PeerIdText,
     ShortText,
-    Time,
     Traffic,
 )
 from protocol.messages.layouts import EXACT, Layout

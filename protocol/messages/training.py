@@ -8,16 +8,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from protocol.codec import Encoded
-from protocol.ground import MOST_LOSS
+from protocol.ground import MOST_LOSS, Count, Natural
 from protocol.messages import (
     Asker,
     Asks,
-    Count,
     Done,
     Id,
     Loss,
     Message,
-    Natural,
     OptionalId,
     OptionalPeerId,
     PeerIdText,

@@ -31,7 +31,7 @@ from tests.swarm.micro import (
     training,
     until,
 )
-from tests.unit.test_answers import Raw
+from tests.unit.two_peers import Raw
 
 Tensors = Sequence[Encoded]
 Lie = Callable[[dict[str, Any], list[torch.Tensor]], tuple[dict[str, Any], Tensors]]
@@ -119,7 +119,7 @@ def test_a_next_stage_that_answers_nonsense_ends_nobody_and_is_left_alone(lie: s
 
 
 def has_left_alone(node: Node, other: Node) -> bool:
-    return node.context.view.ledger.holds(peer_of(other), node.context.view.elapsed())
+    return node.context.view.ledger.is_quarantined(peer_of(other), node.context.view.elapsed())
 
 
 OF_STATES: dict[str, Lie] = OF_TENSORS | {

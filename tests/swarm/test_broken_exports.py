@@ -166,7 +166,7 @@ def test_a_piece_that_was_damaged_once_is_fetched_again_and_few_are_under_way(tm
 
         for one in both:
             meddled(one, damage_once)
-        call = observer.rpc.call
+        call = observer.rpc.call_and_read
 
         async def counted(peer: PeerId, message: Any, *more: Any, **settings: Any) -> Any:
             nonlocal under_way, most
@@ -178,7 +178,7 @@ def test_a_piece_that_was_damaged_once_is_fetched_again_and_few_are_under_way(tm
             finally:
                 under_way -= is_piece
 
-        observer.rpc.call = counted  # type: ignore[method-assign]
+        observer.rpc.call_and_read = counted  # type: ignore[method-assign]
         await export(observer, ExportOrder(tmp_path))
         assert len(damaged) == sum(one.replica.pieces for one in both) > 2 * PIECES_IN_FLIGHT
         assert_exported(tmp_path, [one.replica for one in both])

@@ -52,7 +52,7 @@ class SeenLinks:
             self._watch(peer_of(node), node)
 
     def _watch(self, me: PeerId, node: Node) -> None:
-        call = node.rpc.call
+        call = node.rpc.call_and_read
 
         async def counted(peer: PeerId, request: Any, tensors: Sequence[Encoded] = (), **more: Any) -> Any:
             if isinstance(request, Probe):
@@ -62,7 +62,7 @@ class SeenLinks:
                 self.busy[me, peer] = self.busy.get((me, peer), 0.0) + seconds
             return await call(peer, request, tensors, **more)
 
-        node.rpc.call = counted  # type: ignore[method-assign]
+        node.rpc.call_and_read = counted  # type: ignore[method-assign]
         visit = node.links.visit
 
         def seen(peer: PeerId, now: float) -> LinkEstimate:

@@ -11,6 +11,7 @@ import pytest
 import node.service
 from bootstrap.inspect.seen import Seen
 from bootstrap.inspect.verdict import verdict
+from node.context import announcement
 from protocol.announcement import Announcement, stage_key
 from protocol.compatibility import FEATURES, MINOR, PROTOCOL
 from protocol.identity import Identity
@@ -65,7 +66,7 @@ def test_nodes_of_a_later_minor_train_and_average_with_those_of_this_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Half of the records are of a version that knows more."""
-    told, later_ones = node.service.announcement, set[str]()
+    told, later_ones = announcement, set[str]()
 
     def of_a_later_one(context: Any, *more: Any, **named: Any) -> Announcement:
         said = told(context, *more, **named)

@@ -19,7 +19,7 @@ from protocol.peer_limits import Bans
 from protocol.rpc import Answer, Request
 from tests.unit.test_door import requests
 from tests.unit.test_frames import EXAMPLES
-from tests.unit.two_peers import Two, in_virtual_time, two_peers
+from tests.unit.two_peers import Raw, Two, in_virtual_time, two_peers
 
 EXAMPLE = {type(message): message for message in EXAMPLES}
 KINDS = sorted(requests(), key=lambda kind: kind.kind)
@@ -146,19 +146,6 @@ def numbers_in(value: Any) -> Iterator[float]:
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from numbers_in(inner)
-
-
-class Raw:
-    """An answer's message that says whatever it was made with."""
-
-    def __init__(self, kind: str, body: Any) -> None:
-        self.kind, self.body = kind, body
-
-    def told(self) -> Any:
-        return self.body
-
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        return iter(self.body.items() if isinstance(self.body, dict) else ())
 
 
 class Asked:

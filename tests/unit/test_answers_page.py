@@ -1,4 +1,4 @@
-"""docs/security.md has the bounds of all answers; `python -m tests.unit.test_answers_page` prints them."""
+"""docs/answers.md has the bounds of all answers; `python -m tests.unit.test_answers_page` prints them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from protocol.messages.layouts import Layout
 from tests.unit.test_door import requests
 from tests.unit.test_frames import EXAMPLES
 
-PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+PAGE = Path(__file__).parents[2] / "docs" / "answers.md"
 EXAMPLE = {type(message): message for message in EXAMPLES}
 SENT = [encode(torch.zeros(2, 3, 5), "fp32")]
 

@@ -57,15 +57,15 @@ def test_of_two_that_disagree_nobody_is_odd_nor_of_three_that_all_do() -> None:
 def test_trust_takes_proofs_and_time_and_ends_with_one_that_is_wrong() -> None:
     ledger = Ledger()
     for _ in range(PROOFS - 1):
-        ledger.checked(A, True, 0.0, OFTEN_WRONG)
+        ledger.record_check(A, True, 0.0, OFTEN_WRONG)
     assert not ledger.is_proven(A)
-    ledger.checked(A, True, 1.0, OFTEN_WRONG)
+    ledger.record_check(A, True, 1.0, OFTEN_WRONG)
     assert ledger.is_proven(A)
     assert not ledger.is_familiar(A, ACQUAINTED_SECONDS - 1)
     assert ledger.is_familiar(A, ACQUAINTED_SECONDS)
     assert not ledger.is_familiar(B, ACQUAINTED_SECONDS)
     assert not ledger.is_doubted(A)
-    assert not ledger.checked(A, False, 5_000.0, OFTEN_WRONG)
+    assert not ledger.record_check(A, False, 5_000.0, OFTEN_WRONG)
     assert not ledger.is_proven(A)
     assert ledger.is_doubted(A)
 
@@ -74,12 +74,12 @@ def test_trust_takes_proofs_and_time_and_ends_with_one_that_is_wrong() -> None:
 def test_who_is_wrong_too_often_is_left_alone_for_a_while(most: int) -> None:
     ledger = Ledger()
     for _ in range(CHECKS):
-        assert not ledger.checked(A, True, 0.0, most)
-    assert [ledger.checked(A, False, 0.0, most) for _ in range(most)] == [False] * (most - 1) + [True]
-    assert ledger.holds(A, QUARANTINE_SECONDS - 1)
-    assert not ledger.holds(A, QUARANTINE_SECONDS + 1)
+        assert not ledger.record_check(A, True, 0.0, most)
+    assert [ledger.record_check(A, False, 0.0, most) for _ in range(most)] == [False] * (most - 1) + [True]
+    assert ledger.is_quarantined(A, QUARANTINE_SECONDS - 1)
+    assert not ledger.is_quarantined(A, QUARANTINE_SECONDS + 1)
 
 
 def test_rare_wrong_answers_are_forgiven() -> None:
     ledger = Ledger()
-    assert not any(ledger.checked(A, number % CHECKS != 0, 0.0, OFTEN_WRONG) for number in range(200))
+    assert not any(ledger.record_check(A, number % CHECKS != 0, 0.0, OFTEN_WRONG) for number in range(200))

@@ -93,7 +93,7 @@ def test_honest_partners_are_hardly_ever_clipped_and_never_offend() -> None:
     findings = [swarm.meet(defence, number % 19) for number in range(300)]
     assert sum(finding.clipped for finding in findings) / len(findings) < 0.01
     assert all(finding.offence is None for finding in findings)
-    assert not any(defence.ledger.holds(PeerId(str(number)), 0.0) for number in range(19))
+    assert not any(defence.ledger.is_quarantined(PeerId(str(number)), 0.0) for number in range(19))
 
 
 def test_what_is_not_clipped_stays_the_same_bit_for_bit() -> None:
@@ -311,6 +311,6 @@ def test_gross_and_malformed_contributions_lead_to_quarantine() -> None:
     defence = experienced(swarm)
     for _ in range(OFFENCES - 1):
         assert not swarm.meet(defence, "bad", swarm.z() + 1.0).quarantined
-    assert defence.ledger.note(PeerId("bad"), True, 0.0)
-    assert defence.ledger.holds(PeerId("bad"), 1.0)
-    assert not defence.ledger.holds(PeerId("bad"), QUARANTINE_SECONDS)
+    assert defence.ledger.record_meeting(PeerId("bad"), True, 0.0)
+    assert defence.ledger.is_quarantined(PeerId("bad"), 1.0)
+    assert not defence.ledger.is_quarantined(PeerId("bad"), QUARANTINE_SECONDS)

@@ -38,7 +38,7 @@ from protocol.messages.peers import (
     TokenizerPiece,
 )
 from protocol.messages.training import Forward, Propose, Ready
-from protocol.peer_limits import ByteAllowance
+from protocol.peer_limits import Allowance
 from protocol.records import seal_record
 from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.memory import MemoryTransport
@@ -340,7 +340,7 @@ async def test_what_visitors_download_is_bounded_in_bytes_and_members_do_not_pay
     """Failed before: their requests were counted, and each may fetch 16 MB of a volunteer's month."""
     seen = {Identity.from_seed("member").peer_id: 1}
     async with a_door(seen) as two:
-        stages, allowance = {Asker.REPLICA: 1, Asker.BEFORE: 0}, ByteAllowance(8e6, 1e4)
+        stages, allowance = {Asker.REPLICA: 1, Asker.BEFORE: 0}, Allowance.shared(8e6, 1e4)
         two.server.open_door(Door("run", stages, seen.get, two.network.now, downloads=allowance))
 
         async def piece(request: Request[GetStatePiece]) -> Answer[StatePiece]:

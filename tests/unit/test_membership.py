@@ -200,7 +200,7 @@ def test_who_has_proved_its_work_for_an_hour_counts_for_itself() -> None:
     clock = Clock()
     view = view_of(clock, a=at("/ip4/9.9.9.1/tcp/4000"), b=at("/ip4/9.9.9.2/tcp/4000"))
     for _ in range(PROOFS):
-        view.ledger.checked(A, True, clock(), OFTEN_WRONG)
+        view.ledger.record_check(A, True, clock(), OFTEN_WRONG)
     assert view.group_of(A) == view.group_of(B)
     clock.now = ACQUAINTED_SECONDS
     assert view.group_of(A) == A

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +30,8 @@ class Two:
 
     async def ask(self, message: Any = None, deadline: float | Patience = 5.0, **more: Any) -> Any:
         more.setdefault("traffic", Traffic.GOSSIP)
-        return await self.caller.call(self.address, message or Ready(pair="p"), deadline=deadline, **more)
+        call = self.caller.call_and_read if "read" in more else self.caller.call
+        return await call(self.address, message or Ready(pair="p"), deadline=deadline, **more)
 
     @property
     def address(self) -> Any:
@@ -55,6 +56,19 @@ async def two_peers(link: Link | None = None) -> AsyncIterator[Two]:
         for rpc in peers:
             await rpc.close()
             await rpc.transport.close()
+
+
+class Raw:
+    """The message of an answer, with any body."""
+
+    def __init__(self, kind: str, body: Any) -> None:
+        self.kind, self.body = kind, body
+
+    def told(self) -> Any:
+        return self.body
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return iter(self.body.items() if isinstance(self.body, dict) else ())
 
 
 def idle(rpc: Rpc) -> str:
