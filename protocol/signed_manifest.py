@@ -74,8 +74,8 @@ class SignedManifest:
         if self.missed is not None:
             raise ManifestError(
                 f"This run trains with {self.missed.setting}, which this version does not have: install the last "
-                f"one that does, commit {self.missed.last} of noloco-node, in an environment of its own. The model can "
-                "be exported, evaluated and asked with this one."
+                f"one that does, commit {self.missed.last} of noloco-node, in an environment of its own. The model "
+                "can be exported, evaluated and asked with this one."
             )
 
     def to_bytes(self) -> bytes:

@@ -95,7 +95,6 @@ def test_the_last_version_and_this_one_train_and_average_in_one_run(
         at = before.step
         assert before.leave() == 0
         upgraded = NodeDaemon(before.state, *join, "--stage", str(stage))
-        upgraded.wait_for_event("restored", SLOW)
         upgraded.wait_for_step(at + 5, SLOW)
         assert "tarts again at" not in upgraded.output
         old[stage] = upgraded
