@@ -38,6 +38,7 @@ from protocol.errors import DataError, TokenizerError, UserError
 from protocol.ground import PeerId
 from protocol.manifest import PRESETS, as_toml, load_preset, manifest_from
 from protocol.receipts import Contribution
+from protocol.version import own_version
 from tests.swarm.micro import micro_manifest
 from tests.unit.tokenizers_made_here import bpe
 
@@ -255,6 +256,7 @@ def test_programs_are_told_the_same_as_readers_of_the_card() -> None:
             {"stage": 1, "replicas": [{"peer": "third", "step": 20, "round": 4}]},
         ],
         "tokenizer_fingerprint": "",
+        "program": own_version(),
     }
 
 
