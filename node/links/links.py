@@ -163,8 +163,9 @@ class LinkEstimate:
             self.log_bandwidth, self.log_variance = sample, max(noise, FIRST_DOUBT) ** 2
         else:
             error = sample - self.log_bandwidth
-            share = UPWARD if error > 0 else DOWNWARD
-            gain = max(share, 1 / (self.transfers + 1)) * (1 - noise)
+            # a second transfer that is faster counts alone: the first one was held up
+            gain = max(UPWARD, 1 / self.transfers) if error > 0 else max(DOWNWARD, 1 / (self.transfers + 1))
+            gain *= 1 - noise
             self.log_bandwidth += gain * error
             self.log_variance = (1 - gain) * (self.log_variance + gain * error**2)
         self.transfers += 1

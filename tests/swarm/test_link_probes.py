@@ -121,7 +121,7 @@ def check_scenario(swarm: SimulatedSwarm) -> None:
 @pytest.mark.parametrize("total_steps", [5, FOREVER], ids=["idle", "training"])
 def test_links_are_known_after_some_minutes(total_steps: int) -> None:
     async def main() -> tuple[list[float], list[float]]:
-        swarm, seen = await measured(4, inner__total_steps=total_steps)
+        swarm, seen = await measured(6, inner__total_steps=total_steps)
         found = errors(swarm)
         elapsed = asyncio.get_running_loop().time()
         print(f"bytes/s per node: {max(seen.bytes.values()) / elapsed:.0f}")
