@@ -200,8 +200,11 @@ class Pipeline:
     async def _require_afforded(self, sender: PeerId | None) -> None:
         """Refuse a sender as "busy" if too much of what it sent lately was computed and did not count.
 
-        The refusal takes a while: a flood is no faster than its places are free again.
+        The refusal takes a while: a flood is no faster than its places are free again. Behind stage 1 nobody is
+        refused so: a stage in the middle carries others' microbatches, and whoever sent it nonsense would stop it.
         """
+        if self._context.stage != 1:
+            return
         now = asyncio.get_running_loop().time()
         if sender is not None and not self._odd_work.affords(sender, self._seconds_each(), now):
             await asyncio.sleep(ODD_PAUSE)
