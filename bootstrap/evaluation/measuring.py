@@ -21,7 +21,15 @@ from bootstrap.display import bars
 from bootstrap.export.folder import FACTS
 from bootstrap.export.tokenizer import ModelTokenizer, tokenizer_file, tokenizer_of_run
 from bootstrap.generation.exported import load_exported
-from bootstrap.inspect.observer import PAUSE_SECONDS, ROUTE_TRIES, Observer, route_patience, short, visit
+from bootstrap.inspect.observer import (
+    PAUSE_SECONDS,
+    ROUTE_TRIES,
+    Observer,
+    first_of,
+    route_patience,
+    short,
+    visit,
+)
 from node.data.batches import TrainingData
 from node.data.documents import cut
 from node.data.hub import Document
@@ -53,6 +61,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 HELD_OUT_SEQUENCES = 256
+SECOND_AFTER = 15.0  # seconds in which a route evaluated nothing, after which another one is tried beside it
 LONGEST: int = Data.model_fields["longest_document"].default  # bytes of a document where no run says it
 AT_ONCE = 8  # sequences that an export computes together
 IN_FLIGHT = 4
@@ -109,12 +118,16 @@ async def evaluate_swarm(
         text = await in_background(
             "data", wanted.text, manifest, load_tokenizer(raw, manifest), tokenizer, *sizes
         )
-        routes = await observer.routes()
+        choices = (
+            [[route] for route in await observer.routes()]
+            if every_replica
+            else [await observer.drawn_routes()]
+        )
         losses = []
-        for route in routes if every_replica else routes[:1]:
+        for routes in choices:
             with bars() as shown:
-                loss = await evaluate_route(
-                    observer, text, route, lambda done, total: shown.update("Evaluating", done, total)
+                route, loss = await evaluate_any(
+                    observer, text, routes, lambda done, total: shown.update("Evaluating", done, total)
                 )
             print(f"{loss}, through {short(route)}")
             losses.append(loss.nats)
@@ -209,6 +222,30 @@ async def evaluate_route(
 
     results = await all_of(*(one(inputs, labels) for inputs, labels in text.batches))
     return _mean([(result.loss_sum, result.tokens) for result in results], text)
+
+
+async def evaluate_any(
+    observer: Observer, text: MeasuredText, routes: Sequence[Sequence[PeerId]], progress: Progress
+) -> tuple[Sequence[PeerId], Loss]:
+    """The first of the routes that gets through the text, and its loss.
+
+    The next route begins anew beside those before it when the last one fails, or has evaluated nothing for a while.
+    Raises as `evaluate_route` once all have failed.
+    """
+    most = 0
+
+    async def attempt(route: Sequence[PeerId], sign: Callable[[], None]) -> Loss:
+        def got_on(done: int, total: int) -> None:
+            nonlocal most
+            sign()
+            if done > most:
+                most = done
+                progress(done, total)
+
+        return await evaluate_route(observer, text, route, got_on)
+
+    index, loss = await first_of([partial(attempt, route) for route in routes], SECOND_AFTER)
+    return routes[index], loss
 
 
 async def _evaluate(

@@ -27,7 +27,8 @@ async def generate_from_swarm(join: list[str], token: str, prompt: str, decoding
     async with visit(join, token) as observer:
         tokenizer = tokenizer_of_run(observer.manifest, await tokenizer_file(observer, own))
         ids = first_tokens(tokenizer, prompt, tokenizer.context)
-        answer = SwarmAnswer(observer, (await observer.routes())[0], _note)
+        route, *others = await observer.drawn_routes()
+        answer = SwarmAnswer(observer, route, _note, others)
         stream = TextStream(tokenizer, _write, ids)
         async for chosen in answer.tokens(ids, decoding, tokenizer.end):
             stream.put(chosen)

@@ -9,10 +9,12 @@ import math
 import random
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias, TypeVar
 
 import torch
 
@@ -32,9 +34,11 @@ from protocol.messages.peers import MOST_POSITIONS, GetStateSample, GetStats, No
 from protocol.patience import Patience
 from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
-from protocol.supervision import all_of
+from protocol.supervision import all_of, cancelled
 from protocol.transport.base import Transport
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +49,7 @@ SURVEY_SECONDS = DIAL_DEADLINE + HELLO_DEADLINE + DHT_DEADLINE
 TOLD_SECONDS = 3.0  # of looking, after which a visitor says what it looks for
 PAUSE_SECONDS = 0.5  # between looks, and before a route is asked again
 ROUTE_TRIES = 3
+MOST_ROUTES = 8  # tried for one text
 PIECES_SAMPLED = 4  # of a stage, for the spread
 FEWEST_TO_TELL = 3  # replicas, of which one that lies about its weights stands out
 FAR = 10.0  # times the median replica's distance; honest ones of one stage are within two of each other
@@ -157,9 +162,56 @@ class Observer:
         there = [[peer for peer in holding if peer not in silent] or holding for holding in holders]
         return [[holding[i % len(holding)] for holding in there] for i in range(max(map(len, there)))]
 
+    async def drawn_routes(self) -> list[list[PeerId]]:
+        """Return some of the `routes` at random, to be tried in this order: a replica that keeps requests is in few.
+
+        In the order of `routes` every visitor would come to the same replicas first.
+        """
+        routes = await self.routes()
+        return random.sample(routes, min(len(routes), MOST_ROUTES))
+
     def hops_after_first(self, route: Sequence[PeerId]) -> list[str]:
         """The peers to which a request goes from the first peer of the route on; in a ring it ends there."""
         return [*route[1:], *(route[:1] if self.manifest.is_ring else ())]
+
+
+Attempt: TypeAlias = Callable[[Callable[[], None]], Awaitable[T]]
+
+
+async def first_of(attempts: Sequence[Attempt[T]], patience: float) -> tuple[int, T]:
+    """Begin one attempt after another until one succeeds; return its index and its result, and cancel the others.
+
+    The next one begins, beside those under way, when an attempt fails, or `patience` seconds after the last one began
+    or called its argument, which it does whenever it gets on. Once all have failed, the first failure is raised. A
+    `NolocoError` alone counts as a failure.
+    """
+    clock = asyncio.get_running_loop().time
+    tasks: list[asyncio.Task[T]] = []
+    signs: list[float] = []
+    failures: list[NolocoError] = []
+
+    def sign(index: int) -> None:
+        signs[index] = clock()
+
+    try:
+        while len(failures) < len(attempts):
+            under_way = [task for task in tasks if not task.done()]
+            if len(tasks) < len(attempts) and (not under_way or clock() >= signs[-1] + patience):
+                signs.append(clock())
+                begun = attempts[len(tasks)](partial(sign, len(tasks)))
+                tasks.append(asyncio.ensure_future(begun))
+                continue
+            wait = signs[-1] + patience - clock() if len(tasks) < len(attempts) else None
+            done, _ = await asyncio.wait(under_way, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                try:
+                    return tasks.index(task), task.result()
+                except NolocoError as failure:
+                    failures.append(failure)
+                    signs[-1] = -math.inf
+        raise failures[0]
+    finally:
+        await cancelled(tasks)
 
 
 def route_patience() -> Patience:

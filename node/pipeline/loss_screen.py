@@ -44,6 +44,15 @@ ODD = 5.0  # deviations of a sender's mean that is not like others'
 AGAIN = 2.0  # deviations within which the mean of a doubted sender is like others' again
 ALIKE = 1.0  # deviations within which a microbatch of such a sender counts
 NOTHING = 1e-9  # nats
+# Of the device's time for what did not count by its loss: of one sender and of all such senders. So many microbatches
+# at once are free of it, since whoever was behind is judged by as many, once it has caught up.
+ODD_SHARE, ALL_ODD_SHARE = 0.05, 0.1
+ODD_AT_ONCE, ALL_ODD_AT_ONCE = 16, 64
+ODD_PAUSE = 1.0  # seconds until a sender that has used up its share is refused
+ODD_LATELY = (
+    30.0  # seconds for which a sender shares in what all such senders may take, once it has paid its own
+)
+OWING = 1_024  # senders of which is remembered what they owe
 LEAST_DEVIATION = 0.02  # of the level: below that nobody is told apart
 
 
@@ -123,6 +132,42 @@ class LossScreen:
         of_each = max(1, HISTORY // len(self._each))
         excesses = [excess for own in self._each.values() for excess in _last(own, of_each)]
         return max(centre_and_deviation(excesses)[1], LEAST_DEVIATION * abs(self._level()))
+
+
+class OddWork:
+    """Bounds the time in which microbatches are computed whose losses then do not count.
+
+    Each takes a forward pass, and leaves its place in the step to the next one: a sender that floods such would have
+    all the time that others leave for a moment. Mutable state: when the time is made up for that was spent on each
+    sender, and on all of them, by the loop's clock.
+    """
+
+    def __init__(self) -> None:
+        self._due = PeerTable[float](OWING)
+        self._all_due = -math.inf
+
+    @window
+    def __repr__(self) -> str:
+        return f"Senders: {len(self._due)} remembered"
+
+    def affords(self, sender: PeerId, seconds: float, now: float) -> bool:
+        """Return whether another microbatch of the sender, of these seconds of work, may be computed.
+
+        A sender of whom all counted lately may always send.
+        """
+        owed = self._due.get(sender, -math.inf) - now
+        if owed <= -ODD_LATELY:
+            return True
+        others_owe = self._all_due - now
+        return (
+            owed <= ODD_AT_ONCE * seconds / ODD_SHARE
+            and others_owe <= ALL_ODD_AT_ONCE * seconds / ALL_ODD_SHARE
+        )
+
+    def charge(self, sender: PeerId, seconds: float, now: float) -> None:
+        """Note the seconds of work for a microbatch of the sender that did not count."""
+        self._due[sender] = max(self._due.get(sender, now), now) + seconds / ODD_SHARE
+        self._all_due = max(self._all_due, now) + seconds / ALL_ODD_SHARE
 
 
 def _mean(excesses: deque[float]) -> float:

@@ -18,7 +18,7 @@ from node.pipeline.deliveries import Deliveries
 from node.pipeline.gate import OWN, Gate, Sender, Window
 from node.pipeline.gradient_screen import StageDiagnostics
 from node.pipeline.incoming import IncomingTensors
-from node.pipeline.loss_screen import LossScreen
+from node.pipeline.loss_screen import ODD_PAUSE, LossScreen, OddWork
 from node.pipeline.microbatch import (
     DrawnMicrobatch,
     Microbatch,
@@ -58,6 +58,7 @@ class Pipeline:
         self._deliveries = Deliveries(context.supervisor, REMEMBERED_BATCHES * inner.microbatches)
         self._diagnostics = StageDiagnostics(context, replica)
         self._loss_screen = LossScreen(context.manifest.model.vocab_size)
+        self._odd_work = OddWork()
         self._sent_at: dict[PeerId, float] = {}  # the loop's time, of those that sent microbatches lately
         self._beginnings = set[int]()  # of the lineages of the stage before, whose losses are known
         self._losses: list[float] = []  # of this step
@@ -170,6 +171,7 @@ class Pipeline:
         """
         context = self._context
         microbatch.mark_queued()
+        await self._require_afforded(microbatch.sender)
         with context.trace.waiting(Track.GATE, "wait for a place in a batch", microbatch=microbatch.name):
             await self._gate.enter(microbatch.place, self._sender_of(microbatch))
         microbatch.mark_computing()
@@ -186,11 +188,27 @@ class Pipeline:
             self._gate.give_up(microbatch.place)
             if isinstance(error, OddLoss):
                 self._screen_loss(microbatch, error.loss)
+                if microbatch.sender is not None:
+                    now = asyncio.get_running_loop().time()
+                    self._odd_work.charge(microbatch.sender, self._seconds_each(), now)
             self._report(error)
             raise
         finally:
             self._own.pop(microbatch.name, None)
         return await self._answer(microbatch, result, began)
+
+    async def _require_afforded(self, sender: PeerId | None) -> None:
+        """Refuse a sender as "busy" if too much of what it sent lately was computed and did not count.
+
+        The refusal takes a while: a flood is no faster than its places are free again. Behind stage 1 nobody is
+        refused so: a stage in the middle carries others' microbatches, and whoever sent it nonsense would stop it.
+        """
+        if self._context.stage != 1:
+            return
+        now = asyncio.get_running_loop().time()
+        if sender is not None and not self._odd_work.affords(sender, self._seconds_each(), now):
+            await asyncio.sleep(ODD_PAUSE)
+            raise Refused("busy", "too much of what this peer sent had losses far above those of others")
 
     def _sender_of(self, microbatch: Microbatch) -> Sender:
         peer = microbatch.sender

@@ -7,7 +7,17 @@ import random
 
 import pytest
 
-from node.pipeline.loss_screen import EACH, ENOUGH, ENOUGH_OF_ONE, OF_GUESSING, LossScreen
+from node.pipeline.loss_screen import (
+    ALL_ODD_SHARE,
+    EACH,
+    ENOUGH,
+    ENOUGH_OF_ONE,
+    ODD_AT_ONCE,
+    ODD_SHARE,
+    OF_GUESSING,
+    LossScreen,
+    OddWork,
+)
 from protocol.ground import PeerId
 
 SENDERS = [PeerId(f"peer {number}") for number in range(8)]
@@ -160,3 +170,24 @@ def test_when_most_have_finished_only_what_is_like_the_others_counts() -> None:
         assert senders.screen.most(sender) > LEVEL + 5 * DEVIATION
         assert LEVEL < senders.screen.most(sender, is_ending=True) < LEVEL + 2 * DEVIATION
     assert senders.screen.most(None, is_ending=True) == math.inf
+
+
+@pytest.mark.parametrize(("liars", "share"), [(1, ODD_SHARE), (40, ALL_ODD_SHARE)])
+def test_what_does_not_count_is_computed_within_a_share_of_the_time(liars: int, share: float) -> None:
+    work, each, now, spent = OddWork(), 0.02, 0.0, 0.0
+    for turn in range(200_000):
+        now, liar = turn * each, PeerId(f"liar {turn % liars}")
+        if work.affords(liar, each, now):
+            work.charge(liar, each, now)
+            spent += each
+    assert spent <= share * now + (liars + 1) * ODD_AT_ONCE * each
+    assert work.affords(PeerId("honest"), each, now)
+
+
+def test_a_sender_that_was_behind_may_send_again_after_a_while() -> None:
+    work, sender = OddWork(), PeerId("behind")
+    for _ in range(ODD_AT_ONCE + 1):
+        assert work.affords(sender, 1.0, 0.0)
+        work.charge(sender, 1.0, 0.0)
+    assert not work.affords(sender, 1.0, 0.0)
+    assert work.affords(sender, 1.0, 1.0 / ODD_SHARE)
