@@ -1,0 +1,43 @@
+"""Simulated attackers that lie in answers, requests and records: each does what it is named for, the others go on."""
+
+from __future__ import annotations
+
+import pytest
+
+from bootstrap.simulation.crowd import Crowd
+from bootstrap.simulation.liars import LIES
+from bootstrap.simulation.lying_network import FalseRecords, LyingRpc
+from bootstrap.simulation.swarm import SimulatedSwarm
+from tests.swarm.micro import WIDE, micro_corpus, micro_manifest, run_swarm, step_of, until
+
+REPLICAS = 2
+STEPS = 20
+KINDS = [kind for kind, lie in LIES.items() if issubclass(lie.rpc, LyingRpc) or lie.transport is FalseRecords]
+FOUND = ("odd-answers",)  # within so few steps
+
+
+@pytest.mark.long_but("odd-answers", "false-records")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_honest_train_to_the_end_beside_a_liar_and_blame_it_alone(kind: str) -> None:
+    async def main() -> None:
+        manifest = micro_manifest(inner__total_steps=STEPS)
+        swarm = SimulatedSwarm(manifest, micro_corpus(), 2, WIDE)
+        crowd = Crowd(swarm, kind, 1 / REPLICAS)
+        await swarm.seed_peer.start()
+        for number in range(REPLICAS * manifest.stages):
+            crowd.add(number, REPLICAS)
+        honest = [node for number, node in swarm.nodes.items() if number not in crowd.attackers]
+        await until(lambda: all(node.public_state == "finished" for node in honest), 600, 0.1)
+        assert all(step_of(node) >= STEPS for node in honest)
+        findings = crowd.findings()
+        assert findings.blamed == 0
+        if kind in FOUND:
+            assert findings.found == 1.0
+            assert findings.found_after is not None
+            assert findings.found_after <= 10
+        for number in crowd.attackers:
+            rpc = swarm.nodes[number].rpc
+            assert not isinstance(rpc, LyingRpc) or rpc.lied
+        await swarm.leave()
+
+    run_swarm(main())
