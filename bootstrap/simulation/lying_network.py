@@ -179,12 +179,15 @@ class FalseRecords(MemoryTransport):
 
     LIES: ClassVar[Sequence[Mapping[str, object]]] = (
         {
-            "since": -MOST_FIGURE, "step": MOST_COUNT, "round": MOST_COUNT, "loss": -MOST_FIGURE,
+            "step": MOST_COUNT, "round": MOST_COUNT, "loss": -MOST_FIGURE,
             "tokens_per_second": MOST_FIGURE, "capacity": MOST_FIGURE, "may_serve": list(range(1_024)),
         },
         {"beginning": 1, "begun": 1.0},
         {"level": MOST_LEVEL},
     )  # fmt: skip
+
+    # not of its own record: a node leaves that sees an older one with its key
+    SECOND: ClassVar[Mapping[str, object]] = {"level": FORGED_LEVEL, "since": -MOST_FIGURE}
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -196,7 +199,7 @@ class FalseRecords(MemoryTransport):
             return await super().put(key, value, lifetime, deadline)
         honest = msgpack.unpackb(value)
         second = await self._second_peer()
-        await second.put(key, msgpack.packb(honest | {"level": FORGED_LEVEL}), lifetime, deadline)
+        await second.put(key, msgpack.packb(honest | self.SECOND), lifetime, deadline)
         lies = self.LIES[next(self._turns) % len(self.LIES)]
         return await super().put(key, msgpack.packb(honest | lies), lifetime, deadline)
 

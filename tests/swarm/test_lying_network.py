@@ -5,19 +5,16 @@ from __future__ import annotations
 import pytest
 
 from bootstrap.simulation.crowd import Crowd
-from bootstrap.simulation.liars import LIES
-from bootstrap.simulation.lying_network import FalseRecords, LyingRpc
+from bootstrap.simulation.lying_network import LyingRpc
 from bootstrap.simulation.swarm import SimulatedSwarm
 from tests.swarm.micro import WIDE, micro_corpus, micro_manifest, run_swarm, step_of, until
 
 REPLICAS = 2
 STEPS = 20
-KINDS = [kind for kind, lie in LIES.items() if issubclass(lie.rpc, LyingRpc) or lie.transport is FalseRecords]
-FOUND = ("odd-answers",)  # within so few steps
+TRIED = ("holding",)  # of the kinds of `bootstrap.simulation.lying_network`
 
 
-@pytest.mark.long_but("odd-answers", "false-records")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRIED)
 def test_the_honest_train_to_the_end_beside_a_liar_and_blame_it_alone(kind: str) -> None:
     async def main() -> None:
         manifest = micro_manifest(inner__total_steps=STEPS)
@@ -29,15 +26,11 @@ def test_the_honest_train_to_the_end_beside_a_liar_and_blame_it_alone(kind: str)
         honest = [node for number, node in swarm.nodes.items() if number not in crowd.attackers]
         await until(lambda: all(node.public_state == "finished" for node in honest), 600, 0.1)
         assert all(step_of(node) >= STEPS for node in honest)
-        findings = crowd.findings()
-        assert findings.blamed == 0
-        if kind in FOUND:
-            assert findings.found == 1.0
-            assert findings.found_after is not None
-            assert findings.found_after <= 10
+        assert crowd.findings().blamed == 0
         for number in crowd.attackers:
             rpc = swarm.nodes[number].rpc
-            assert not isinstance(rpc, LyingRpc) or rpc.lied
+            assert isinstance(rpc, LyingRpc)
+            assert rpc.lied
         await swarm.leave()
 
     run_swarm(main())
