@@ -52,7 +52,8 @@ class Node:
         self._failed = asyncio.Event()
         supervisor = Supervisor(surroundings.events.warn, self._fail)
         surroundings.transport.supervise(supervisor.group())
-        rpc = Rpc(surroundings.transport, watch=surroundings.trace.frames(), supervisor=supervisor.group())
+        watch = surroundings.trace.frames()
+        rpc = surroundings.rpc(surroundings.transport, watch=watch, supervisor=supervisor.group())
         self.member = NodeResources(config, surroundings, rpc, supervisor)
         if surroundings.state is not None:
             self.member.ledger = ContributionLedger.read(surroundings.state.ledger_path)

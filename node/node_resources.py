@@ -52,6 +52,7 @@ class Surroundings:
     state: StateDirectory | None = None
     corpus: ReadData | None = None
     replica: Callable[[Manifest, int, str], Replica] = Replica
+    rpc: type[Rpc] = Rpc
     trace: Trace = NO_TRACE
     teller: Teller | None = None  # to people, about this node
     makes_dry_run: bool = False  # a dry step tells how much memory there is for what

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from bootstrap.simulation.liars import LIES, FlippedLabels, Lie
+from bootstrap.simulation.lying_network import LyingRpc
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.model.replica import Replica
 
@@ -19,6 +20,7 @@ SET_ASIDE: Mapping[str, str] = {
     "wrong-answers": "peer",
     "left-alone": "peer",
     "odd-losses": "peer",
+    "held": "peer",
 }
 ENOUGH = 0.5  # of the honest peers of a stage that deals with an attacker
 
@@ -52,7 +54,9 @@ class Crowd:
         self.attackers[number] = stage
         corpus: Any = FlippedLabels(self._swarm.corpus) if lie.flips_labels else None
         made = lie.replica(self._honest, number)
-        self._swarm.add(number, stage=stage, replica=made, corpus=corpus, **settings)
+        self._swarm.add(
+            number, stage=stage, replica=made, corpus=corpus, rpc=lie.rpc, transport=lie.transport, **settings
+        )
 
     def _honest(self, stage: int) -> list[Replica]:
         nodes = self._swarm.nodes
@@ -84,11 +88,17 @@ class Crowd:
         )
 
     def _found_after(self, attacker: int, accusers: Mapping[int, float]) -> float | None:
-        """Microbatches that the attacker had in its inner steps when enough of a stage knew; None when never."""
+        """Microbatches of the attacker's inner steps when enough of a stage knew, or its lies, if it counts them.
+
+        None when they never knew.
+        """
         known = [self._known_to(stage, accusers) for stage in range(self._swarm.manifest.stages)]
         since = min(known)
         if math.isinf(since):
             return None
+        rpc = self._swarm.nodes[attacker].rpc
+        if isinstance(rpc, LyingRpc):
+            return float(sum(time <= since for time in rpc.lied))
         steps = sum(
             event["event"] == "step" and event["node"] == attacker and event["time"] <= since
             for event in self._swarm.events

@@ -1,6 +1,7 @@
 """Peers of a simulated swarm that do wrong, by kind: what they tell partners, and what they send along the pipeline.
 
-Those that poison averages sit in every stage; the others in the stage where their kind is possible.
+Those that poison averages or rounds, or lie in records, sit in every stage; the others in the stage where their kind
+is possible. `lying_network` has those that lie in answers, requests and records.
 """
 
 from __future__ import annotations
@@ -13,10 +14,20 @@ from typing import Any
 import torch
 
 from bootstrap.simulation.attackers import Attack, Attacker, Honest
+from bootstrap.simulation.lying_network import (
+    FalseRecords,
+    FalseStats,
+    Flooding,
+    Holding,
+    OddAnswers,
+    Silent,
+)
 from node.data.batches import Batch, TrainingData
 from node.model.passes import Learned, Passes
 from node.model.replica import Replica
 from protocol.manifest import Manifest
+from protocol.rpc import Rpc
+from protocol.transport.memory import MemoryTransport
 
 CLIP = 1.5  # the radius that tuned attackers stay inside, as the presets for volunteers have it
 WRONG_PART = 0.1  # of the microbatches whose gradients are wrong
@@ -86,12 +97,14 @@ class FlippedLabels:
 
 @dataclass(frozen=True)
 class Lie:
-    """How one kind of attacker is made. `stage`: where it sits; `poison` or `passes`: what it does there."""
+    """How one kind of attacker is made. `stage` is where it sits, the rest what is its own there."""
 
     stage: int | None
     poison: Attack | None = None
     passes: type[Passes] | None = None
     flips_labels: bool = False
+    rpc: type[Rpc] = Rpc
+    transport: type[MemoryTransport] = MemoryTransport
 
     def sits_in(self, stage: int, stages: int) -> bool:
         return self.stage is EVERY_STAGE or self.stage % stages == stage
@@ -130,4 +143,10 @@ LIES: dict[str, Lie] = {
     "wrong-activations": Lie(FIRST, passes=WrongActivations),
     "wrong-gradients": Lie(LAST, passes=WrongGradients),
     "cached-answers": Lie(LAST, passes=CachedAnswers),
+    "odd-answers": Lie(LAST, rpc=OddAnswers),
+    "holding": Lie(LAST, rpc=Holding),
+    "false-stats": Lie(LAST, rpc=FalseStats),
+    "flooding": Lie(FIRST, rpc=Flooding),
+    "silent": Lie(EVERY_STAGE, rpc=Silent),
+    "false-records": Lie(EVERY_STAGE, transport=FalseRecords),
 }

@@ -137,8 +137,9 @@ def simulate_attacks(
 ) -> None:
     """Show what peers that do wrong cost a run, and how soon the others find out.
 
-    Kinds: sign-flip, scaled, inner-product, drift (averages); label-flip, wrong-activations (first
-    stage); wrong-gradients, cached-answers (last stage). A manifest without outer.clip gets 1.5.
+    Kinds: sign-flip, scaled, inner-product, drift (averages); label-flip, wrong-activations, flooding
+    (first stage); wrong-gradients, cached-answers, odd-answers, holding, false-stats (last stage);
+    silent, false-records (every stage). A manifest without outer.clip gets 1.5.
 
     Example: noloco simulate attacks --kinds cached-answers --shares 0.25
     """

@@ -24,6 +24,7 @@ from node.watch.events import Events
 from node.watch.trace import NO_TRACE, Trace
 from protocol.identity import Identity
 from protocol.manifest import Manifest
+from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
 from protocol.transport.memory import MemoryTransport, memory_address
 from protocol.transport.memory_link import Link, LinkModel
@@ -84,27 +85,30 @@ class SimulatedSwarm:
         join: str | None = None,
         replica: Callable[[Manifest, int, str], Replica] = Replica,
         corpus: TrainingData | None = None,
+        rpc: type[Rpc] = Rpc,
+        transport: type[MemoryTransport] = MemoryTransport,
         **settings: object,
     ) -> Node:
         """Start a node, a new one or one that was killed; `join` is another member's address.
 
-        `replica` makes what it trains and `corpus` is what it trains on, as of an attacker. `settings` are further
-        fields of `NodeConfig`.
+        `replica` makes what it trains and `corpus` is what it trains on, `rpc` and `transport` are its network side,
+        as of an attacker. `settings` are further fields of `NodeConfig`.
         """
         life = self._lives[number] = self._lives.get(number, -1) + 1
-        transport = MemoryTransport(self.network, Identity.from_seed("node", self.seed, number))
+        net = transport(self.network, Identity.from_seed("node", self.seed, number))
         state = None
         if self.directory is not None:
             state = self.states[number] = StateDirectory(self.directory / f"node-{number}")
             state.open()
         surroundings = Surroundings(
-            transport=transport,
+            transport=net,
             compute=lambda stage: InlineCompute(lambda priority: self.seconds(stage, priority) / speed),
-            events=Events(transport.now, lambda event: self._log(node, number, event)),
+            events=Events(net.now, lambda event: self._log(node, number, event)),
             rng=random.Random(f"{self.seed}/{number}/{life}"),
             state=state,
             corpus=lambda manifest, data: corpus or self.corpus,
             replica=replica,
+            rpc=rpc,
             trace=self.trace,
         )
         address = join or memory_address(self._seed_identity.peer_id)

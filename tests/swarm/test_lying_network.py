@@ -1,0 +1,36 @@
+"""Simulated attackers that lie in answers, requests and records: each does what it is named for, the others go on."""
+
+from __future__ import annotations
+
+import pytest
+
+from bootstrap.simulation.crowd import Crowd
+from bootstrap.simulation.lying_network import LyingRpc
+from bootstrap.simulation.swarm import SimulatedSwarm
+from tests.swarm.micro import WIDE, micro_corpus, micro_manifest, run_swarm, step_of, until
+
+REPLICAS = 2
+STEPS = 20
+TRIED = ("holding",)  # of the kinds of `bootstrap.simulation.lying_network`
+
+
+@pytest.mark.parametrize("kind", TRIED)
+def test_the_honest_train_to_the_end_beside_a_liar_and_blame_it_alone(kind: str) -> None:
+    async def main() -> None:
+        manifest = micro_manifest(inner__total_steps=STEPS)
+        swarm = SimulatedSwarm(manifest, micro_corpus(), 2, WIDE)
+        crowd = Crowd(swarm, kind, 1 / REPLICAS)
+        await swarm.seed_peer.start()
+        for number in range(REPLICAS * manifest.stages):
+            crowd.add(number, REPLICAS)
+        honest = [node for number, node in swarm.nodes.items() if number not in crowd.attackers]
+        await until(lambda: all(node.public_state == "finished" for node in honest), 600, 0.1)
+        assert all(step_of(node) >= STEPS for node in honest)
+        assert crowd.findings().blamed == 0
+        for number in crowd.attackers:
+            rpc = swarm.nodes[number].rpc
+            assert isinstance(rpc, LyingRpc)
+            assert rpc.lied
+        await swarm.leave()
+
+    run_swarm(main())
