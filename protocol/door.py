@@ -182,7 +182,7 @@ class Door:
         shown = message.stage, message.level, peer, message.record, message.expires
         record, announcement = open_announcement(self._run_id, *shown, self._now())
         if self._admission is not None:
-            self._admission.check(peer, record.credential)
+            self._admission.check(peer, record.credential, takes_part=True)
         self._noted(record, announcement)
         return _Introduced(announcement.stage, message.expires)
 
