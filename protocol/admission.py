@@ -10,6 +10,7 @@ here at a time.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -25,7 +26,7 @@ from protocol.windows import window
 MOST_SHOWN = 1 << 14  # peers whose credentials are kept
 # visitors of a token at a time, where it is for fewer members: each tool that is started comes with a key of its own
 LEAST_VISITORS = 8
-VISIT_SECONDS = 60.0  # of silence, after which a visitor gives way to another one; a page looks more often
+VISIT_SECONDS = 60.0  # of silence, after which a visitor that did not take its leave gives way to another one
 _CHECKED = 4_096  # credentials whose signatures were checked
 _WORK = b"noloco work 1:"
 NONCE_BYTES = 8
@@ -119,6 +120,14 @@ class Admission:
         if shown is not None and peer in (here := self._visitors.get(shown.invitation.serial, {})):
             _put_last(here, peer, self._now())
         return True
+
+    def note_gone(self, peer: PeerId) -> None:
+        """Let a visitor give way to the next one: it has ended what it had open here. It may come back."""
+        shown = self._shown.get(peer)
+        serial = shown.invitation.serial if shown is not None else b""
+        if peer in (here := self._visitors.get(serial, {})):
+            del here[peer]
+            self._visitors[serial] = {peer: -math.inf, **here}
 
     def _may_be_here(self, peer: PeerId) -> bool:
         if self._is_revoked(peer):

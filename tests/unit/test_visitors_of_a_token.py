@@ -1,4 +1,4 @@
-"""A visit with a token is no use of it; visitors have places of their own, and a crowd does not get in by one token."""
+"""A visit with a token is no use of it; visitors have places of their own, and one token lets in no crowd."""
 
 from __future__ import annotations
 
@@ -83,6 +83,18 @@ def test_of_visitors_the_one_seen_longest_ago_gives_way() -> None:
     assert asked.knows(first[0])
     assert not asked.knows(first[1])
     assert asked.knows(first[2])
+
+
+def test_a_visitor_that_has_gone_gives_way_at_once_and_may_come_back() -> None:
+    asked, given, (*first, last) = admission(), token(), crowd(LEAST_VISITORS + 1)
+    for peer in first:
+        assert visits(asked, given, peer)
+    for peer in (last, BOB.peer_id, first[4], first[5]):
+        asked.note_gone(peer)  # of others, too, that were never here
+    assert visits(asked, given, first[4])
+    assert visits(asked, given, last)
+    assert not asked.knows(first[5])
+    assert not visits(asked, given, first[5])
 
 
 def test_a_clock_that_is_set_back_shuts_nobody_out() -> None:
