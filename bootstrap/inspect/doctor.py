@@ -163,7 +163,8 @@ async def _as_visitor(
         return
     signed = greeting.signed
     yield CheckResult("greeting", True, f"They train run '{signed.manifest.name}', {signed.run_id}.")
-    if await enter(rpc, signed, greeting.revoked, token, takes_part=False) is not None:
+    await enter(rpc, signed, greeting.revoked, token, takes_part=False)
+    if signed.manifest.access.private:
         yield CheckResult("token", True, "The members let this machine in.")
     _, members = await members_of(rpc, signed, reached)
     answers = await ask_members(rpc, members)
