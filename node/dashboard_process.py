@@ -1,7 +1,8 @@
 """`--dashboard`: a page about the run beside a peer, in a process of its own.
 
 Whoever looks at the page shares neither the event loop that answers partners nor the memory of what trains: the page
-is a visitor of the run like any other, that joins it through this peer.
+is a visitor of the run like any other, that joins it through this peer. In a private run it gets a token, in its
+environment, since others see a process's arguments.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from node.config import ENVIRONMENT_PREFIX
 from node.machine.limits import optional
 from node.machine.listening import listen_at, parse_listen
 from node.machine.processes import Children
@@ -27,11 +29,15 @@ POLL_SECONDS = 0.5
 
 @asynccontextmanager
 async def dashboard_beside(
-    listen: str, addresses: Callable[[], Sequence[str]], tell: Tell | None = None
+    listen: str,
+    addresses: Callable[[], Sequence[str]],
+    tell: Tell | None = None,
+    token: Callable[[], str] = lambda: "",
 ) -> AsyncIterator[None]:
     """Serve a page at `listen`, HOST:PORT, while the block runs; none where that is empty.
 
-    `addresses` are those at which this peer can be joined, none as long as it cannot. The page is started again when
+    `addresses` are those at which this peer can be joined, none as long as it cannot. `token` is what the page visits
+    a private run with, asked for at each start of it; empty for an open one. The page is started again when
     it ends. Raises `UserError` when a package is missing, `ResourceError` when the port is taken.
     """
     if not listen:
@@ -41,14 +47,14 @@ async def dashboard_beside(
         optional(package, "dashboard")
     listen_at(*parse_listen(listen), FLAG).close()
     supervisor = Supervisor(tell)
-    supervisor.keep("the dashboard", lambda: _run(listen, addresses), "Nobody can look at it.")
+    supervisor.keep("the dashboard", lambda: _run(listen, addresses, token), "Nobody can look at it.")
     try:
         yield
     finally:
         await supervisor.close()
 
 
-async def _run(listen: str, addresses: Callable[[], Sequence[str]]) -> None:
+async def _run(listen: str, addresses: Callable[[], Sequence[str]], token: Callable[[], str]) -> None:
     """Run the page once, until it ends by itself: then raises `UserError`. Cancelled, it asks the page to end."""
     own = addresses()
     while not own:
@@ -56,9 +62,11 @@ async def _run(listen: str, addresses: Callable[[], Sequence[str]]) -> None:
         own = addresses()
     joins = [f"--join={address}" for address in own]
     command = [sys.executable, "-m", "bootstrap.tools_cli", "dashboard", f"--listen={listen}", *joins]
-    children = Children()
+    environment, children = dict(os.environ), Children()
+    if shown := token():
+        environment[f"{ENVIRONMENT_PREFIX}TOKEN"] = shown
     try:
-        await children.start("dashboard", command, dict(os.environ))
+        await children.start("dashboard", command, environment)
         await children.all[0].process.wait()
     finally:
         children.interrupt(signal.SIGTERM)

@@ -101,7 +101,9 @@ async def serve(config: NodeConfig, phases: Phases) -> None:
     def joined_at() -> list[str]:
         return own_addresses(transport, network.port, network.host) if daemon.knows_run else []
 
-    page = dashboard_beside(config.dashboard, joined_at, surroundings.events.warn)
+    page = dashboard_beside(
+        config.dashboard, joined_at, surroundings.events.warn, lambda: config.token or state.token()
+    )
     tell_of_machine(surroundings.events, checks_here(state.path, towards(config.join)))
     has_failed = False
     try:

@@ -118,6 +118,11 @@ class Door:
     def leave(self, stream: Stream) -> None:
         self._streams.pop(stream, None)
 
+    def note_gone(self, peer: PeerId) -> None:
+        """Note that the last stream of a peer has ended."""
+        if self._admission is not None:
+            self._admission.note_gone(peer)
+
     def has_ended(self, stream: Stream) -> bool:
         """Return whether a stream was a visitor's that had to give way to another one."""
         return stream not in self._streams and not self.knows(stream.remote)
@@ -182,7 +187,7 @@ class Door:
         shown = message.stage, message.level, peer, message.record, message.expires
         record, announcement = open_announcement(self._run_id, *shown, self._now())
         if self._admission is not None:
-            self._admission.check(peer, record.credential)
+            self._admission.check(peer, record.credential, takes_part=True)
         self._noted(record, announcement)
         return _Introduced(announcement.stage, message.expires)
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+from typing import Protocol
 
 import msgpack
 
 from protocol.errors import RecordError
 from protocol.ground import PeerId, Record
-from protocol.identity import Identity, public_key_of, verify
+from protocol.identity import public_key_of, verify
 
 MAX_RECORD_BYTES = 16 * 1024  # a replica's record takes about 1 KiB; the DHT is no place for bulk
 MAX_LIFETIME = 3600.0  # seconds; without a cap, one record could occupy its slot for years
@@ -28,12 +29,21 @@ _VERSION = 1
 _DOMAIN = b"noloco dht record v1\0"  # so that a signature made for a record means nothing anywhere else
 
 
+class Signer(Protocol):
+    """A peer's key, or whatever signs with it."""
+
+    @property
+    def peer_id(self) -> PeerId: ...
+
+    def sign(self, data: bytes) -> bytes: ...
+
+
 def key_digest(key: str) -> bytes:
     """The 20 bytes under which the DHT stores `key`: hivemind's `DHTID.generate(source=key.encode())`."""
     return hashlib.sha1(key.encode()).digest()
 
 
-def seal_record(identity: Identity, key: str, value: bytes, expires: float, credential: bytes = b"") -> bytes:
+def seal_record(identity: Signer, key: str, value: bytes, expires: float, credential: bytes = b"") -> bytes:
     """Sign `value` for the slot of `identity` under `key` until `expires` (seconds since the epoch).
 
     The `credential` names its peer itself (`protocol.admission`) and needs no signature.

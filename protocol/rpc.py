@@ -358,6 +358,8 @@ class Rpc:
             streams.discard(stream)
             if not streams:
                 self._streams_from.pop(peer, None)
+                if self._door is not None:
+                    self._door.note_gone(peer)
 
     def _taking_places(self, peer: PeerId, traffic: Traffic) -> TakePlace:
         shared = self._door.places(peer, traffic) if self._door is not None else None

@@ -16,6 +16,7 @@ import torch
 from bootstrap.checking.costs import FRAMING, link_speed, traffic_of
 from bootstrap.checking.devices import measured_here
 from bootstrap.checking.report import AssumedLinks, fit_of, speed_of
+from bootstrap.inspect.credentials import token_finder
 from bootstrap.inspect.observer import Observer, Sighting
 from bootstrap.inspect.passing_peer import measured_links, passing_peer
 from node.machine.devices import Device
@@ -149,9 +150,10 @@ async def look_at(join: Sequence[str], token: str, *, measures: bool) -> Visit:
             )
         greeting = await greet(rpc, rpc.transport, sorted(reached), None)
         signed = greeting.signed
-        await enter(rpc, signed, greeting.revoked, token, takes_part=False)
+        await enter(rpc, signed, greeting.revoked, token_finder(token), takes_part=False)
         seen = await Observer(rpc.transport, rpc, signed).look()
         serving = [one.member.peer for one in seen if one.member.announcement.state == "serving"]
+        measures = measures and not signed.manifest.access.private  # a record would use the token up
         links = await measured_links(rpc, key, signed, serving) if measures else []
     rates = [link.bandwidth for link in links if link.bandwidth]
     return Visit(

@@ -20,6 +20,8 @@ from bootstrap.creating.choosing import kept_tokenizer
 from bootstrap.creating.invitation import in_a_line, keep_addresses, reach_of, show_code
 from bootstrap.creating.newcomers import tell_newcomers
 from bootstrap.creating.staying import join_members, stay_with_members
+from bootstrap.creating.visit_token import RUN_KEY as RUN_KEY
+from bootstrap.creating.visit_token import kept_visit_token
 from bootstrap.display import OTHER_ADDRESS_FILE, write_whole
 from node.dashboard_process import dashboard_beside, own_addresses
 from node.data.opening import LOCAL
@@ -52,7 +54,6 @@ from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 logger = logging.getLogger(__name__)
 
-RUN_KEY = "run.key"
 MANIFEST = "manifest.noloco"
 SEED_KEY = "seed.key"
 SEED_CREDENTIAL = (
@@ -93,6 +94,7 @@ def found(directory: Path, manifest: Manifest | None, tokenizer: bytes | None = 
     kept = kept_tokenizer(directory, signed.manifest, tokenizer, is_new=is_new)
     seed = Identity.load_or_create(seed_key)
     shown = _seed_credential(directory, signed, seed) if signed.manifest.access.private else b""
+    kept_visit_token(directory, signed)  # while the run's key is there
     revocations_in(directory, signed)
     if is_new:  # at last: it makes the run whole
         write_whole(signed_path, signed.to_bytes(), "Choose another --dir.")
@@ -307,7 +309,11 @@ async def keep_seed_peer(
         seed.tell_newcomers()
         if keeps_copies(founded.signed, keep):
             seed.keep_copies(copies_in(directory))
-        page = dashboard_beside(dashboard, lambda: own_addresses(seed.transport, config.port, config.host))
+        page = dashboard_beside(
+            dashboard,
+            lambda: own_addresses(seed.transport, config.port, config.host),
+            token=lambda: kept_visit_token(directory, founded.signed),
+        )
         async with health_served(founded.seed_key.parent, seed.health), page:
             await leaving.wait()
         logger.info("The seed peer leaves. The run goes on: newcomers may join through any member.")

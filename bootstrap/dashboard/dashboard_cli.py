@@ -51,6 +51,7 @@ def dashboard(
 
 def watch(
     join: Join = None,
+    token: AccessToken = "",
     tensorboard: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write event files for TensorBoard to this directory.")
     ] = None,
@@ -71,4 +72,4 @@ def watch(
         fail(UserError("Say where the curves go: --tensorboard DIR, --wandb PROJECT or --events FILE."))
     from bootstrap.dashboard.watching import Destinations, follow
 
-    run_async(follow(join or [], Destinations(tensorboard, wandb, events), seconds))
+    run_async(follow(join or [], token, Destinations(tensorboard, wandb, events), seconds))

@@ -43,10 +43,10 @@ def curves_of(point: Point) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-async def follow(join: Sequence[str], destinations: Destinations, seconds: float) -> None:
+async def follow(join: Sequence[str], token: str, destinations: Destinations, seconds: float) -> None:
     """Write a point every `seconds` until told to stop.
 
-    Raises `UserError` without the extra, `JoinError` when nobody answers, `StateError` when nothing can be written.
+    Raises `UserError` without the extra, `StateError` when nothing can be written, and as `visit`.
     """
     leaving = asyncio.Event()
     on_interrupt(lambda _: leaving.set())
@@ -54,7 +54,7 @@ async def follow(join: Sequence[str], destinations: Destinations, seconds: float
         writers = [open_.enter_context(writer) for writer in _writers(destinations)]
         # looked at as often as a page that nobody watches, or as points are written, if that is more often
         audience = Audience(watchers=1 if seconds < IDLE_SECONDS else 0)
-        async with visit(join) as observer, watched(observer, audience) as board:
+        async with visit(join, token) as observer, watched(observer, audience) as board:
             print(
                 f"Following run '{board.run['name']}' every {seconds:g} s. Ctrl-C stops it; the run goes on.",
                 flush=True,

@@ -53,9 +53,9 @@ def most_work(manifest: Manifest) -> tuple[int, int]:
     return tokens, steps // manifest.outer.inner_steps + 1
 
 
-async def show_contributors(join: Sequence[str], as_json: bool) -> None:
-    """Print who gave how much to a run. Raises `JoinError` when nobody answers."""
-    async with visit(join) as observer:
+async def show_contributors(join: Sequence[str], token: str, as_json: bool) -> None:
+    """Print who gave how much to a run. Raises as `visit`."""
+    async with visit(join, token) as observer:
         found = await contributions(observer, await observer.survey())
         if as_json:
             print(json.dumps([asdict(one) for one in found], indent=2))

@@ -25,7 +25,7 @@ from node.machine.cores import cores
 from node.machine.limits import host_room
 from node.storage.state_directory import StateDirectory
 from node.watch.health import Unwell, directories, look
-from protocol.errors import NolocoError
+from protocol.errors import NolocoError, TokenError
 from protocol.version import own_version
 
 PACKAGES = (
@@ -49,7 +49,8 @@ async def diagnose(state_dir: Path, join: Sequence[str], token: str, out: Path) 
     """Write what is known of this machine, of the nodes whose state is in `state_dir`, and of the run by `join`.
 
     Says what is in it. Raises `StateError` when the file cannot be written; what cannot be found out is in the file
-    as a sentence. Deadlines: those of `visit` and of a survey.
+    as a sentence. A run that does not let this visitor in is told after that, too: raises `TokenError`. Deadlines:
+    those of `visit` and of a survey.
     """
     require_places(out, advice=ADVICE)
     nodes = [_node(place) for place in directories(state_dir)]
@@ -58,14 +59,19 @@ async def diagnose(state_dir: Path, join: Sequence[str], token: str, out: Path) 
         "versions": _versions(),
         "machine": _machine(state_dir),
         "nodes": nodes,
-        "run": await _run(join, token) if join else "not looked at: no --join",
+        "run": "not looked at: no --join",
     }
+    refused = None
+    if join:
+        found["run"], refused = await _run(join, token, state_dir)
     facts = {name: found.pop(name) for name in ("written", "versions", "machine")}  # nobody chose their words
     redactor = Redactor([*_names_in(found), socket.gethostname(), getpass.getuser(), *join])
     redacted = {name: redactor.of(part) for name, part in found.items()}
     text = json.dumps(facts | redacted, indent=1, ensure_ascii=False)
     write_whole(out, text + "\n", ADVICE, mode=0o600)
     _tell(out, len(text.encode()), nodes, redactor)
+    if refused is not None:
+        raise refused
 
 
 def _tell(out: Path, size: int, nodes: Sequence[dict[str, Any]], redactor: Redactor) -> None:
@@ -152,12 +158,13 @@ def last_lines(file: Path, most: int) -> Iterator[str]:
     yield from (line[:LONGEST] for line in kept)
 
 
-async def _run(join: Sequence[str], token: str) -> Any:
+async def _run(join: Sequence[str], token: str, state_dir: Path) -> tuple[Any, TokenError | None]:
+    """The run as `noloco status` sees it, or why it is not seen; and the error, where it lets this visitor not in."""
     try:
-        async with visit(join, token) as observer:
-            return as_json(await Watching(observer).look(is_first=True))
+        async with visit(join, token, [state_dir]) as observer:
+            return as_json(await Watching(observer).look(is_first=True)), None
     except NolocoError as problem:
-        return f"{type(problem).__name__}: {problem}"
+        return f"{type(problem).__name__}: {problem}", problem if isinstance(problem, TokenError) else None
 
 
 def _names_in(found: dict[str, Any]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from tempfile import gettempdir
 
 import torch
 
+from bootstrap.inspect.credentials import token_finder
 from bootstrap.inspect.large_packets import large_packets
 from bootstrap.inspect.passing_peer import measured_links, members_of, passing_peer
 from bootstrap.inspect.reachability import ask_members, clock, has_relay, reachability
@@ -24,10 +25,11 @@ from node.machine.checkup import (
     kernels_driver,
 )
 from node.machine.limits import tcp_port
+from node.membership.entry import TokenSource, enter
 from node.membership.joining import greet
 from protocol.addresses import check_address, peer_id_in
 from protocol.announcement import LinkReport
-from protocol.errors import ClockError, NolocoError, UserError
+from protocol.errors import ClockError, NolocoError, TokenError, UserError
 from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.rpc import Rpc
@@ -68,8 +70,13 @@ def _driver() -> str:
 # --- the way to a run -----------------------------------------------------------------------------
 
 
-async def network(join: Sequence[str], host: str, port: int) -> AsyncIterator[CheckResult]:
-    """Check each step to the run, as a node takes them; ends after the first that fails, whose name is the hop."""
+async def network(
+    join: Sequence[str], host: str, port: int, token: TokenSource = ""
+) -> AsyncIterator[CheckResult]:
+    """Check each step to the run, as a node takes them; ends after the first that fails, whose name is the hop.
+
+    `token` is for a private run. Raises `TokenError` where that lets nobody in.
+    """
     answering, reachable = [], []
     for address in join:
         finding = await _tcp(address)
@@ -98,9 +105,11 @@ async def network(join: Sequence[str], host: str, port: int) -> AsyncIterator[Ch
                 return
             yield CheckResult("libp2p", True, f"{len(reached)} of {len(reachable)} peers answer.")
             async for finding in _as_visitor(
-                rpc, key, sorted(reached), interface_towards(towards(reachable))
+                rpc, key, sorted(reached), interface_towards(towards(reachable)), token
             ):
                 yield finding
+    except TokenError:
+        raise
     except UserError as problem:
         yield CheckResult("p2pd", False, str(problem))
     except OSError as error:
@@ -138,7 +147,11 @@ async def _tcp(address: str) -> CheckResult:
 
 
 async def _as_visitor(
-    rpc: Rpc, key: Identity, reached: Sequence[PeerId], near: Interface | None
+    rpc: Rpc,
+    key: Identity,
+    reached: Sequence[PeerId],
+    near: Interface | None,
+    token: TokenSource,
 ) -> AsyncIterator[CheckResult]:
     try:
         greeting = await greet(rpc, rpc.transport, reached, None)
@@ -150,6 +163,9 @@ async def _as_visitor(
         return
     signed = greeting.signed
     yield CheckResult("greeting", True, f"They train run '{signed.manifest.name}', {signed.run_id}.")
+    await enter(rpc, signed, greeting.revoked, token, takes_part=False)
+    if signed.manifest.access.private:
+        yield CheckResult("token", True, "The members let this machine in.")
     _, members = await members_of(rpc, signed, reached)
     answers = await ask_members(rpc, members)
     yield clock(answers, greeting.offset, signed.manifest.limits.clock_skew)
@@ -158,7 +174,12 @@ async def _as_visitor(
     nobody_could = any(answer == "" for answer in dialled) and not any(dialled)
     by_relay = nobody_could and await has_relay(rpc.transport)
     yield reachability(dialled, port, by_relay, near)
-    yield uplink(await measured_links(rpc, key, signed, members))
+    if signed.manifest.access.private:  # a record would use the token up
+        yield CheckResult(
+            "uplink", None, "Not measured: in a private run members answer probes of members alone."
+        )
+    else:
+        yield uplink(await measured_links(rpc, key, signed, members))
 
 
 def uplink(measured: Sequence[LinkReport]) -> CheckResult:
@@ -178,12 +199,12 @@ def uplink(measured: Sequence[LinkReport]) -> CheckResult:
 # --- what is shown --------------------------------------------------------------------------------
 
 
-async def examine_machine(join: Sequence[str], directory: Path, host: str, port: int) -> bool:
-    """Print each finding as it comes; return whether none is bad."""
+async def examine_machine(join: Sequence[str], token: str, directory: Path, host: str, port: int) -> bool:
+    """Print each finding as it comes; return whether none is bad. Raises as `network`."""
     found = await asyncio.to_thread(machine, directory, towards(join))
     for finding in found:
         print(line(finding), flush=True)
-    async for finding in network(join, host, port):
+    async for finding in network(join, host, port, token_finder(token, [directory])):
         found.append(finding)
         print(line(finding), flush=True)
     if not join:

@@ -50,6 +50,7 @@ def links(
 
 def contributors(
     join: Join = None,
+    token: AccessToken = "",
     json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Show who gave how much to a run, in all lives of their nodes, by what others have signed for.
@@ -58,7 +59,7 @@ def contributors(
     """
     from bootstrap.inspect.contributors import show_contributors
 
-    run_async(show_contributors(join or [], json))
+    run_async(show_contributors(join or [], token, json))
 
 
 def diagnose(
@@ -80,6 +81,7 @@ def diagnose(
 
 def doctor(
     join: Join = None,
+    token: AccessToken = "",
     own: Annotated[
         Path | None,
         typer.Option(
@@ -98,8 +100,8 @@ def doctor(
 ) -> None:
     """Check this machine, and with --join the way to a run: clock, port, uplink. Or a node that runs, with --self.
 
-    Exit code 1 when something is wrong. --self also shows the states of stages that the directory keeps. A seed
-    peer's directory is the one that its keys are in.
+    Exit code 1 when something is wrong, 2 when a private run does not let it in. --self also shows the states of
+    stages that the directory keeps. A seed peer's directory is the one that its keys are in.
 
     Example: noloco doctor --join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…
     """
@@ -108,7 +110,7 @@ def doctor(
     else:
         from bootstrap.inspect.doctor import examine_machine
 
-        is_well = run_async(examine_machine(join or [], state_dir, host, port))
+        is_well = run_async(examine_machine(join or [], token, state_dir, host, port))
     if not is_well:
         sys.exit(1)
 

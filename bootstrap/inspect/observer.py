@@ -18,6 +18,7 @@ from typing import TypeAlias, TypeVar
 
 import torch
 
+from bootstrap.inspect.credentials import token_finder
 from node.membership.discovery import DHT_DEADLINE, read_whole_stage
 from node.membership.entry import enter
 from node.membership.joining import DIAL_DEADLINE, HELLO_DEADLINE, greet, payload_limits
@@ -26,7 +27,8 @@ from node.model.replica import PIECE_PARAMETERS
 from node.model.stage import parameter_count
 from node.state.transfer import fetch_slow_weights, piece_count
 from protocol.admission import Admission
-from protocol.errors import JoinError, NolocoError
+from protocol.door import STRANGER
+from protocol.errors import JoinError, NolocoError, Refused, TokenError
 from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.manifest import Manifest
@@ -99,23 +101,55 @@ class Observer:
         return self.signed.manifest
 
     async def look(self) -> list[Sighting]:
-        """All members by stage and peer id. A node that does not answer soon is shown by its record."""
+        """All members by stage and peer id. A node that does not answer soon is shown by its record.
+
+        Raises `TokenError` when all that answer refuse this visitor: what they do is then not known.
+        """
         for stage in range(self.manifest.stages):
             await read_whole_stage(self.transport, self.signed.run_id, stage, self.view)
         now = self.transport.now()
         self.view.expire(now)
         members = [m for stage in range(self.manifest.stages) for m in self.view.members(stage, now)]
-        slots = asyncio.Semaphore(ASKED_AT_ONCE)
+        slots, refusals = asyncio.Semaphore(ASKED_AT_ONCE), list[Refused]()
 
         async def ask(member: Member) -> Sighting:
             async with slots:
                 try:
                     stats, _ = await self.rpc.call(member.peer, GetStats(), deadline=STATS_DEADLINE)
+                except Refused as refusal:
+                    refusals.extend([refusal] if refusal.code in (STRANGER, "no-record") else [])
+                    return Sighting(member, None)
                 except NolocoError:  # it is still joining, or gone
                     return Sighting(member, None)
                 return Sighting.of(member, stats, self.transport.now())
 
-        return await all_of(*(ask(member) for member in members))
+        sightings = await all_of(*(ask(member) for member in members))
+        if any(sighting.stats is not None for sighting in sightings):
+            return sightings
+        if refusals or await self._is_refused():
+            raise TokenError(
+                f"No node of run {self.signed.run_id} lets this visitor in: its token is over or revoked, or too "
+                "many visit with it at a time. Try again in a minute, or ask the run's owner for another one."
+            )
+        return sightings
+
+    async def _is_refused(self) -> bool:
+        """Return whether a peer that this one is connected with does not let it in: nodes then show no records."""
+        shown = self.rpc.introduction
+        if shown is None:
+            return False
+
+        async def refuses(peer: PeerId) -> bool:
+            try:
+                await self.rpc.call(peer, shown, deadline=STATS_DEADLINE)
+            except Refused:
+                return True
+            except NolocoError:
+                return False
+            return False
+
+        connected = (await self.transport.peers())[:ASKED_AT_ONCE]
+        return any(await all_of(*(refuses(peer) for peer, _ in connected)))
 
     async def survey(self) -> list[Sighting]:
         """Look, and look again for `SURVEY_SECONDS` while a stage seems to be empty.
@@ -224,9 +258,12 @@ def short(route: Sequence[PeerId]) -> str:
 
 
 @asynccontextmanager
-async def visit(join: Sequence[str], token: str = "") -> AsyncIterator[Observer]:
+async def visit(
+    join: Sequence[str], token: str = "", directories: Sequence[Path] = ()
+) -> AsyncIterator[Observer]:
     """Join a running swarm as an observer for a while, a private one with a `token`.
 
+    Without one it is looked for in these `directories` and wherever `token_finder` does.
     Raises `JoinError` when nobody answers, `TokenError` where the run is private and the token is not for it.
     """
     if not join:
@@ -245,7 +282,8 @@ async def visit(join: Sequence[str], token: str = "") -> AsyncIterator[Observer]
                     "complete, that the peer runs, and that its TCP port is open."
                 )
             greeting = await greet(rpc, transport, sorted(reached), None)
-            admission = await enter(rpc, greeting.signed, greeting.revoked, token, takes_part=False)
+            finder = token_finder(token, directories)
+            admission = await enter(rpc, greeting.signed, greeting.revoked, finder, takes_part=False)
             yield Observer(transport, rpc, greeting.signed, _tell_on_stderr, admission)
         finally:
             await rpc.close()

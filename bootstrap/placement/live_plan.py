@@ -68,9 +68,9 @@ class LiveSwarm:
         return scenario_from(scenario_of(self.links, self.manifest) | known)
 
 
-async def look_at(join: Sequence[str], token: str) -> LiveSwarm:
-    """Visit a run and look at it. Raises `JoinError` when nobody answers."""
-    async with visit(join, token) as observer:
+async def look_at(join: Sequence[str], token: str, directories: Sequence[Path] = ()) -> LiveSwarm:
+    """Visit a run and look at it. Arguments and errors as of `visit`."""
+    async with visit(join, token, directories) as observer:
         return await seen_by(observer)
 
 
@@ -218,10 +218,15 @@ def _run_key(signed: SignedManifest, directory: Path) -> Identity:
 
 
 async def publish_plan(
-    join: Sequence[str], token: str, swarm: LiveSwarm, sealed: bytes, seconds: float
+    join: Sequence[str],
+    token: str,
+    swarm: LiveSwarm,
+    sealed: bytes,
+    seconds: float,
+    directories: Sequence[Path] = (),
 ) -> None:
-    """Publish a plan; nodes keep copies until it expires. Raises `JoinError` when nobody answers or takes it."""
-    async with visit(join, token) as observer:
+    """Publish a plan; nodes keep copies until it expires. Raises as `visit`, and `JoinError` when nobody takes it."""
+    async with visit(join, token, directories) as observer:
         await _put_plan(observer, sealed, seconds)
 
 

@@ -50,7 +50,7 @@ def make_and_show(request: PlanRequest) -> None:
         run_async(_end_waits(request, request.begin_anew, request.publish))
         return
     if request.join:
-        _plan_swarm(request, run_async(look_at(request.join, request.token)))
+        _plan_swarm(request, run_async(look_at(request.join, request.token, request.directories)))
         return
     assert request.scenario is not None
     known = read_scenario(request.scenario)
@@ -75,12 +75,14 @@ def _plan_swarm(request: PlanRequest, swarm: LiveSwarm) -> None:
     sealed = signed_plan(swarm, moves, request.publish, lifetime) if request.publish is not None else None
     _show(request, known, problem, plans, moves)
     if sealed is not None:
-        run_async(publish_plan(request.join or [], request.token, swarm, sealed, lifetime))
+        run_async(
+            publish_plan(request.join or [], request.token, swarm, sealed, lifetime, request.directories)
+        )
         print(f"The plan is signed and published; nodes follow it for {request.hours:g} h.", file=sys.stderr)
 
 
 async def _end_waits(request: PlanRequest, stages: Sequence[int], directory: Path) -> None:
-    async with visit(request.join or [], request.token) as observer:
+    async with visit(request.join or [], request.token, [directory]) as observer:
         await end_waits(observer, stages, directory, request.hours * 3600)
     names = ", ".join(str(stage) for stage in stages)
     print(

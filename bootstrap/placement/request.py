@@ -94,6 +94,11 @@ class PlanRequest:
             raise UserError(f"Cannot draw {self.picture}: end its name in .svg, .png or .pdf.")
 
     @property
+    def directories(self) -> list[Path]:
+        """Where the token for a private run is looked for first."""
+        return [] if self.publish is None else [self.publish]
+
+    @property
     def searches(self) -> list[tuple[str, int]]:
         """Method and seed of each."""
         if not self.compare:

@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeAlias
 
 from protocol.admission import Admission, do_work
+from protocol.announcement import Announcement, stage_key
 from protocol.door import Door
 from protocol.errors import NolocoError, RecordError, Refused, TokenError
 from protocol.ground import PeerId
 from protocol.messages.peers import Introduce
+from protocol.records import seal_record
 from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
+from protocol.supervision import all_of
 from protocol.tokens import Token
 
 SHOWN_TO = 5  # members, of whom one has to agree
+RECORD_SECONDS = 30.0  # of the record that says no more than that a peer is about to take part
 SHOWN_DEADLINE = 5.0
 MEET_DEADLINE = 15.0  # for meeting the members again, as one of those who may be here
 
 
+TokenSource: TypeAlias = str | Callable[[Admission], str]  # or what finds it, "" where there is none
+
+
 async def enter(
-    rpc: Rpc, signed: SignedManifest, revoked: bytes, token: str, *, takes_part: bool = True
+    rpc: Rpc,
+    signed: SignedManifest,
+    revoked: bytes,
+    token: TokenSource,
+    *,
+    takes_part: bool = True,
 ) -> Admission | None:
     """Show others that this peer may be in the run, and let in nobody who may not; None for a run without rules.
 
-    `revoked` is the owner's list as others gave it; who does not `take_part` does no work and answers nobody. Takes
-    `MEET_DEADLINE`, and as long as the work of an open run. Raises `TokenError` with what to do.
+    `revoked` is the owner's list as others gave it; `token` may be looked for once it is known that one is needed. A
+    visitor does not take part: it does no work, answers nobody, and does not use the token up. Takes
+    `MEET_DEADLINE`, `SHOWN_DEADLINE`, and as long as the work of an open run. Raises `TokenError` with what to do.
     """
     if not signed.manifest.access.has_rules:
         return None
@@ -34,43 +49,63 @@ async def enter(
     with suppress(RecordError):
         admission.adopt(revoked)
     if rules.private:
-        admission.own = credential(admission, token, signed.manifest.name)
+        given = token if isinstance(token, str) else token(admission)
+        admission.own = credential(admission, given, signed.manifest.name, takes_part=takes_part)
     elif takes_part:
         admission.own = await asyncio.to_thread(do_work, signed.run_id, transport.peer_id, rules.work_bits)
     await guard(rpc, admission)
-    await _shown_to_a_few(rpc)
+    if admission.is_private and admission.own:
+        await _shown_to_a_few(rpc, _introduction(rpc, admission, takes_part=takes_part))
     return admission
 
 
-async def _shown_to_a_few(rpc: Rpc) -> None:
-    """Show the credential to a few members: otherwise nobody tells a peer that its token has been used up.
+def _introduction(rpc: Rpc, admission: Admission, *, takes_part: bool) -> Introduce:
+    """What a peer shows first: its credential, and if it is to be a member a signed record, which counts as a use."""
+    if not takes_part:
+        return Introduce(expires=admission.own_ends, credential=admission.own)
+    transport = rpc.transport
+    expires = transport.now() + RECORD_SECONDS
+    # of the only state that has nobody send it anything; the node's own record takes its place
+    record = Announcement(stage=0, state="leaving", since=transport.now()).to_bytes()
+    sealed = seal_record(transport, stage_key(admission.run_id, 0), record, expires, admission.own)
+    return Introduce(stage=0, record=sealed, expires=expires, credential=admission.own)
 
-    Raises `TokenError` when all refuse it.
+
+async def _shown_to_a_few(rpc: Rpc, shown: Introduce) -> None:
+    """Show it to a few members: otherwise nobody tells a peer that its token has been used up.
+
+    Raises `TokenError` when some refuse it and nobody takes it.
     """
-    refusal, shown = None, rpc.introduction
-    if shown is None:  # the manifest names this peer, or the run is open
-        return
-    for peer, _ in (await rpc.transport.peers())[:SHOWN_TO]:
+
+    async def show(peer: PeerId) -> Refused | bool:
         try:
             await rpc.call(peer, shown, deadline=SHOWN_DEADLINE)
-            return
         except Refused as refused:
-            refusal = refused
+            return refused
         except NolocoError:
-            continue
-    if refusal is not None:
-        raise TokenError(
-            f"The members do not let this peer in: {refusal.reason}. Ask the run's owner for a token."
-        )
+            return False
+        return True
+
+    answers = await all_of(*(show(peer) for peer, _ in (await rpc.transport.peers())[:SHOWN_TO]))
+    refusals = [answer for answer in answers if isinstance(answer, Refused)]
+    if refusals and True not in answers:
+        raise TokenError(f"The members do not let this peer in: {refusals[0].reason}. {_advice(shown)}")
 
 
-def credential(admission: Admission, token: str, run: str) -> bytes:
+def _advice(shown: Introduce) -> str:
+    if shown.record:
+        return "Ask the run's owner for a token."
+    return "Try again in a minute, or ask the run's owner for a token of your own."
+
+
+def credential(admission: Admission, token: str, run: str, *, takes_part: bool = True) -> bytes:
     """The credential that this peer shows to a private run; empty if the manifest names it. Raises `TokenError`."""
     if admission.me in admission.rules.peers:
         return b""
     if not token:
         raise TokenError(
-            f"Run '{run}' is private: give the token that its owner sent you with --token, or as NOLOCO_TOKEN."
+            f"Run '{run}' is private: give the token that its owner sent you with --token, or as NOLOCO_TOKEN. "
+            "Tools find it by themselves beside a node or a seed peer of the run that you run on this machine."
         )
     shown = Token.from_text(token)
     if shown.run_id != admission.run_id:
@@ -80,7 +115,7 @@ def credential(admission: Admission, token: str, run: str) -> bytes:
         )
     own = shown.credential(admission.me)
     try:
-        admission.check(admission.me, own)
+        admission.check(admission.me, own, takes_part=takes_part)
     except RecordError as error:
         raise TokenError(f"The token lets nobody in: {error}. Ask the run's owner for another one.") from None
     return own

@@ -66,7 +66,7 @@ class RecordReader:
         shown = shared.stage, shared.level, peer, shared.record, shared.expires
         record, announcement = open_announcement(self._run_id, *shown, self._transport.now())
         if self._admission is not None:
-            self._admission.check(peer, record.credential)
+            self._admission.check(peer, record.credential, takes_part=True)
         if announcement.level != shared.level:
             raise RecordError("the record says another level")
         self._transport.learn(peer, announcement.addresses)

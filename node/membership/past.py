@@ -141,7 +141,7 @@ class Past:
         if said.stage != record.stage or said.state == "joining" or not self._is_possible(said):
             raise RecordError("it does not say that its member had the stage")
         if admission is not None:
-            admission.check(opened.subkey, opened.credential)
+            admission.check(opened.subkey, opened.credential, takes_part=True)
         first = record.first if math.isfinite(record.first) else now
         addresses = tuple(said.addresses)
         return Remembered(record._replace(first=first), said.step, said.round, said.lineage, addresses)

@@ -64,7 +64,7 @@ class Revoking:
             except NolocoError as problem:
                 logger.debug("Revocations: %s", problem)
             try:
-                self._admission.check(self._admission.me, self._admission.own)
+                self._admission.check(self._admission.me, self._admission.own, takes_part=True)
             except RecordError as over:
                 ended(
                     NodeFailed(

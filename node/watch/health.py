@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import socket
 import sys
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 DEADLINE = 5.0  # seconds for the daemon to answer
 SOCKET_FILE = "health.socket"  # in the state directory: where the daemon listens
+DIRECTORY_FILE = "directory"  # beside the socket: the state directory
 _PREFIX = "noloco-health-"
 MAX_ANSWER = 64 * 1024
 MAX_ORDER = 4096  # bytes of a line
@@ -77,12 +79,18 @@ async def health_served(
     try:
         server = await asyncio.start_unix_server(answer, str(place / "socket"), limit=MAX_ORDER)
         (place / "socket").chmod(0o600)
-        replace_whole(named, str(place / "socket").encode())
+        _tell_each_other(directory, place)
         async with server:
             yield
     finally:
         named.unlink(missing_ok=True)
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _tell_each_other(directory: Path, place: Path) -> None:
+    """Write in the state directory where the socket is, and beside the socket which state directory that is."""
+    replace_whole(place / DIRECTORY_FILE, os.fsencode(directory.resolve()))
+    replace_whole(directory / SOCKET_FILE, str(place / "socket").encode())
 
 
 def _obey(line: bytes, orders: Orders) -> Report:
@@ -178,6 +186,16 @@ def directories(directory: Path) -> list[Path]:
     """The state directories to ask: that one, or those of the nodes that `--device all` keeps in it."""
     several = sorted(path.parent for path in directory.glob(f"device-*/{SOCKET_FILE}"))
     return several if several and not (directory / SOCKET_FILE).exists() else [directory]
+
+
+def running_here() -> list[Path]:
+    """The directories of the daemons that this user runs on this machine, and of some that were killed."""
+    found = []
+    for place in sorted(Path("/tmp").glob(f"{_PREFIX}*")):
+        with suppress(OSError, ValueError):
+            if place.lstat().st_uid == os.geteuid() and not place.is_symlink():
+                found.append(Path(os.fsdecode((place / DIRECTORY_FILE).read_bytes())))
+    return found
 
 
 def is_of_several(directory: Path) -> bool:

@@ -298,5 +298,5 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc] # hivemind has
         check_lifetime(expires, now if expires > now else now - CLOCK_SLACK)
         record = self._authenticate(digest, subkey, sealed, expires)
         if self.admission is not None:
-            self.admission.check(record.subkey, record.credential)
+            self.admission.check(record.subkey, record.credential, takes_part=True)
         return record

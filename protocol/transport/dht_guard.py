@@ -148,6 +148,10 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc] # hivemind has no type
         peer = _named(sender)
         return self.admission.admits(peer, credential) if credential else self.admission.knows(peer)
 
+    def _could_join(self, sender: PeerID, credential: bytes) -> bool:
+        """Return whether a peer may store though visitors have all places: its record makes it a member."""
+        return self.admission is not None and self.admission.could_join(_named(sender), credential)
+
     def _show(self, answer: Answered) -> Answered:
         if self.admission is not None:
             answer.auth.nonce = self.admission.own
@@ -177,7 +181,9 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc] # hivemind has no type
         if len({len(column) for column in entries}) != 1 or len(request.keys) > MOST_ENTRIES:
             raise Exceeded(f"a request stores at most {MOST_ENTRIES} entries")
         await self.rpc_ping(dht_pb2.PingRequest(peer=request.peer, auth=request.auth), context)
-        is_in = self._lets_in(context.remote_id, request.auth.nonce)
+        is_in = self._lets_in(context.remote_id, request.auth.nonce) or self._could_join(
+            context.remote_id, request.auth.nonce
+        )
         network = await self.network(_named(context.remote_id))
         stored = [
             is_in and not in_cache and await self._store(context.remote_id, network, *entry)

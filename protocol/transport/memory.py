@@ -235,7 +235,7 @@ class MemoryTransport(Transport):
         if not self.network.lets_in(self.peer_id, self._credential, reads=True):
             return []
         records, mine = island.get(key_digest(key), self.now()), self.admission
-        return [r for r in records if mine is None or mine.admits(r.subkey, r.credential)]
+        return [r for r in records if mine is None or mine.admits(r.subkey, r.credential, takes_part=True)]
 
     @property
     def _credential(self) -> bytes:

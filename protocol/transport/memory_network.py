@@ -166,7 +166,7 @@ class MemoryNetwork:
         rules = next((admission for admission in others if admission is not None), None)
         if rules is None or (reads and not rules.is_private):
             return True
-        return rules.admits(peer, credential)
+        return rules.admits(peer, credential, takes_part=not reads)
 
     def stream_pair(self, a: PeerId, b: PeerId) -> tuple[MemoryStream, MemoryStream]:
         """The ends of a new stream, at `a` and at `b`."""

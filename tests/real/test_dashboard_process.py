@@ -60,6 +60,20 @@ def _runs(process: int) -> bool:
         return False
 
 
+async def test_the_page_of_a_private_run_gets_a_token_that_no_other_user_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        sys, "executable", str(stand_in(tmp_path, f'echo "$NOLOCO_TOKEN" >> {tmp_path}/tokens'))
+    )
+    monkeypatch.setenv("NOLOCO_TOKEN", "one of the shell's")
+    given = iter(["noloco-first", "noloco-second", ""])
+    async with dashboard_beside("127.0.0.1:0", lambda: [ADDRESS], token=lambda: next(given, "")):
+        started = await lives(tmp_path, 2)
+    assert not any("noloco-" in line.partition("--listen")[2] for line in started)
+    assert (tmp_path / "tokens").read_text().splitlines()[:2] == ["noloco-first", "noloco-second"]
+
+
 async def test_one_that_ends_is_started_again_and_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,13 +50,11 @@ def test_invited_revoked_and_never_invited(tmp_path: Path) -> None:
     thief.wait_for("as many others as the invitation is for have used it")
     assert not thief.events("serving")
 
-    looked = run_tool("status", "--join", address)
-    assert looked.returncode == 2
-    assert "private" in looked.stderr
     visitor = bootstrap("invite", "--dir", run)
-    looked = run_tool("status", "--join", address, "--token", visitor)
-    assert looked.returncode == 0, looked.stderr
-    assert looked.stdout.count("serving") == 2, looked.stdout
+    for shown in (["--token", visitor], []):  # or what it finds beside the daemons of this user
+        looked = run_tool("status", "--join", address, *shown)
+        assert looked.returncode == 0, looked.stderr
+        assert looked.stdout.count("serving") == 2, looked.stdout
 
     bootstrap("revoke", tokens[1], "--dir", run)
     began = time.monotonic()

@@ -1,0 +1,79 @@
+"""Finds the token with which a tool visits a private run, on this machine, where none is given.
+
+In this order: what was given with --token or as NOLOCO_TOKEN; the directories that the command names; the run
+directory and the state directory in the folder where it is started; those of nodes and seed peers that run here. What
+is of another run, or of another user, is passed over.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from bootstrap.creating.visit_token import RUN_KEY, VISIT_TOKEN, passing_visit_token
+from node.storage.state_directory import StateDirectory
+from node.watch.health import running_here
+from protocol.admission import Admission
+from protocol.errors import NolocoError
+from protocol.signed_manifest import SignedManifest
+from protocol.tokens import Token
+
+RUN_DIRECTORY = "noloco-run"
+STATE_DIRECTORY = "noloco-state"
+MANIFEST = "manifest.noloco"
+OF_VISITS = (RUN_KEY, VISIT_TOKEN)  # in a run directory, one of which is enough
+
+
+def token_finder(given: str, named: Sequence[Path] = ()) -> Callable[[Admission], str]:
+    """Return what finds a token for the run of an admission once it is known; it returns "" where there is none.
+
+    What is `given` is used as it is: a mistake in it is to be told. `named` directories come before all others.
+    """
+    return lambda admission: given or _found(admission, [*named, *_usual(), *running_here()])
+
+
+def _usual() -> list[Path]:
+    state = Path(os.environ.get("NOLOCO_STATE_DIR") or STATE_DIRECTORY).expanduser()
+    return [Path(RUN_DIRECTORY), state]
+
+
+def _found(admission: Admission, places: Sequence[Path]) -> str:
+    """The first token that holds here; else the first one of this run, so that what is wrong with it is told."""
+    found = list(dict.fromkeys(token for place in places for token in _tokens_in(place, admission.run_id)))
+    for token in found:
+        if admission.admits(admission.me, Token.from_text(token).credential(admission.me)):
+            return token
+    return found[0] if found else ""
+
+
+def _tokens_in(place: Path, run_id: str) -> Iterator[str]:
+    """The tokens for this run in a run directory, in a state directory, or in those of several devices."""
+    for directory in (place, *sorted(place.glob("device-*"))):
+        if not _is_own(directory):
+            continue
+        with suppress(NolocoError, OSError):  # damaged, or gone meanwhile: as if there were none
+            token = _of_run(directory, run_id) or _of_node(directory)
+            if token and Token.from_text(token).run_id == run_id:
+                yield token
+
+
+def _of_run(directory: Path, run_id: str) -> str:
+    files = [name for name in OF_VISITS if (directory / name).exists()]
+    if not files or not all(_is_own(directory / name) for name in (*files, MANIFEST)):
+        return ""
+    signed = SignedManifest.from_bytes((directory / MANIFEST).read_bytes())
+    return passing_visit_token(directory, signed) if signed.run_id == run_id else ""
+
+
+def _of_node(directory: Path) -> str:
+    return StateDirectory(directory).token() if _is_own(directory / "token") else ""
+
+
+def _is_own(path: Path) -> bool:
+    """Return whether it is there, and belongs to the user of this process."""
+    try:
+        return path.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
