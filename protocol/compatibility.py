@@ -26,6 +26,8 @@ FEATURES = ("boundary-1", "exchange-1")  # of this version; of several of one th
 UNTOLD = ("boundary-1", "exchange-1")  # of versions whose records name none
 VERSION_PROTOCOL = "/noloco/version"
 LINE_BYTES = 64
+# a release as a stranger names it, in a command that people copy into a shell: no other character gets there
+RELEASED = re.compile(r"[0-9]{1,6}(\.[0-9a-z]{1,9}){0,5}(?=\+|\Z)")
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ def what_to_upgrade(spoken: Spoken) -> str:
         return ""
     theirs = f"They run noloco-node {spoken.program} with protocol {spoken.protocol}"
     mine = f"this is {own_version() or 'a copy'} with protocol {PROTOCOL}"
-    released = spoken.program.partition("+")[0]
+    released = RELEASED.match(spoken.program)
     if spoken.protocol > PROTOCOL:
         return f"{theirs}, {mine}. Upgrade this one: pip install --upgrade noloco-node"
-    return f"{theirs}, {mine}. Ask them to upgrade, or install theirs: pip install noloco-node=={released}"
+    theirs_too = f", or install theirs: pip install noloco-node=={released[0]}" if released else ""
+    return f"{theirs}, {mine}. Ask them to upgrade{theirs_too}"

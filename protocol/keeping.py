@@ -260,11 +260,12 @@ def own(directory: Path, flag: str, *, is_private: bool = False, writes: Collect
         there = {path.name for path in directory.iterdir()}
         if not there & OWNED and (found := sorted(there & set(writes))):
             raise refusal(f"it has a {found[0]} that this program has not written")
+        require_format(directory, flag)  # before anything in it, or of it, is changed
         with suppress(PermissionError):  # root's, who lets this user write there: the volume of a container
             if is_private:
                 directory.chmod(0o700)
         lock.take()
-        require_format(directory, flag)
+        require_format(directory, flag)  # once more: another process may have had it until now
         if format_of(directory)[0] != FORMAT:
             replace_whole(directory / FORMAT_FILE, _own_format())
     except StateError:

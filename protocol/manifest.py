@@ -23,6 +23,7 @@ from protocol.near_codecs import BITS, kept_apart
 from protocol.start import Start
 
 EXTRA = "extra_forbidden"  # pydantic's word for a setting that there is not
+WORD = "literal_error"  # and for a word that is none of those that a setting may have
 MOST_NAMED = 3  # unknown settings
 BYTES = "bytes"  # data.tokenizer where each byte is a token
 PRESETS = ("tiny", "llama-125m", "llama-1.3b", "llama-6.8b")
@@ -339,15 +340,21 @@ def manifest_from(contents: object) -> Manifest:
 
 
 def unknown_settings(contents: object) -> list[str]:
-    """The first settings, as "outer.name", that this version does not know, in contents of any kind; legible."""
+    """The first settings, as "outer.name", that this version does not know, or whose words it does not; legible."""
     try:
         Manifest.model_validate(contents)
     except ValidationError as error:
         places = (
-            ".".join(map(str, problem["loc"])) for problem in error.errors() if problem["type"] == EXTRA
+            ".".join(map(str, problem["loc"])) + _word(problem["type"], problem["input"])
+            for problem in error.errors()
+            if problem["type"] == EXTRA or (problem["type"] == WORD and isinstance(problem["input"], str))
         )
         return [legible(place[:64]) for place in islice(places, MOST_NAMED)]
     return []
+
+
+def _word(problem: str, told: object) -> str:
+    return f' = "{str(told)[:32]}"' if problem == WORD else ""
 
 
 def load_toml(path: Path) -> Manifest:

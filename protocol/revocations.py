@@ -63,7 +63,7 @@ class Revocations:
     @classmethod
     def _of(cls, contents: object, run_id: str) -> Revocations:
         match contents:
-            case [str(run), float(issued), list(entries)] if run == run_id and _are_marks(entries):
+            case [str(run), float(issued), list(entries), *_] if run == run_id and _are_marks(entries):
                 if is_time(issued):
                     return cls(issued, frozenset(entries))
         raise RecordError("a list of revocations of another run, or of no time")

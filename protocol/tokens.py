@@ -149,7 +149,8 @@ class Token:
             raise RecordError("of another form")
         except (RecordError, binascii.Error, ValueError):
             raise TokenError(
-                "This is not a token, or not all of it. Copy it again: one line that noloco-bootstrap invite printed."
+                "This is not a token, or not all of it. Copy it again: one line that noloco-bootstrap invite "
+                "printed. If it is whole, a later version made it: pip install --upgrade noloco-node"
             ) from None
 
     def to_text(self) -> str:

@@ -149,7 +149,7 @@ class ContributionLedger:
         wrong = 0
         for peer, entry in [*had.items()][:MOST_PEERS]:
             try:
-                ledger.had[PeerId(peer)] = _had(peer, *entry)
+                ledger.had[PeerId(peer)] = _had(peer, *entry[:3])  # a later version's may say more
             except (ValueError, TypeError):
                 wrong += 1
         kept = []
@@ -179,7 +179,7 @@ def _had(peer: str, tokens: object, rounds: object, name: object) -> Had:
 
 
 def _receipt(entry: Sequence[object]) -> Receipt:
-    worker, signer, tokens, rounds, name, signature = entry
+    worker, signer, tokens, rounds, name, signature = entry[:6]
     if not (is_peer_id(str(worker)) and is_peer_id(str(signer))):
         raise ValueError("a receipt between what are no peers")
     name, signature = str(name)[:NAME_CHARACTERS], bytes.fromhex(str(signature))

@@ -210,7 +210,7 @@ class Past:
             entries = []
         for entry in entries[: MOST_STAGES * MOST_OF_STAGE]:
             try:
-                remembered = self._opened(PastRecord(*entry), None)
+                remembered = self._opened(PastRecord(*entry[: len(PastRecord._fields)]), None)
             except (RecordError, ValueError, TypeError, AttributeError, OverflowError):
                 continue
             self._read[remembered.record.stage][remembered.peer, remembered.lineage] = remembered

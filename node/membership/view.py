@@ -123,7 +123,8 @@ class View:
         for member in found:
             peer = member.peer
             known = members.get(peer)
-            if known is not None and member.expires <= known.expires:
+            known_or_foreign = known or self._foreign.get(peer)
+            if known_or_foreign is not None and member.expires <= known_or_foreign.expires:
                 continue
             stage = member.announcement.stage
             if member.announcement.protocol != PROTOCOL:
@@ -131,6 +132,7 @@ class View:
                 if known is not None:
                     self.forget([peer])
                 continue
+            self._foreign.pop(peer, None)  # it was started with another version
             if known is None:
                 self._networks.setdefault(peer, member.network)
                 grown[stage] = None

@@ -201,10 +201,12 @@ class StateDirectory:
     def save_checkpoint(self, run_id: str, checkpoint: Checkpoint) -> None:
         """Replace the stage's last checkpoint; the old one stays valid until the new one is whole on disk.
 
-        One of an older lineage is set aside first: a stage that was begun anew may still get its past back.
+        One of an older lineage is set aside first: a stage that was begun anew may still get its past back. Raises
+        `LaterVersion` where a later version's file is in the way, which stays.
         """
         path = path_of(self.path, checkpoint.stage)
         with self._saving:
+            self._require_no_later(path)
             known = next((kept for kept in self.kept(run_id) if kept.stage == checkpoint.stage), None)
             if known is not None and known.lineage.is_before(checkpoint.state.lineage, 0.0):
                 if not self._has_older(known):
@@ -213,6 +215,16 @@ class StateDirectory:
             self._replace(path, *contents_of(run_id, checkpoint))
             if known is not None and known.path != path:  # the one file of an earlier version
                 known.path.unlink(missing_ok=True)
+
+    def _require_no_later(self, path: Path) -> None:
+        """Raise `LaterVersion` for a checkpoint that a later version wrote; a damaged one may be replaced."""
+        try:
+            if path.is_file():
+                header_of(path)
+        except LaterVersion:
+            raise
+        except StateError as damage:
+            logger.debug("%s", damage)
 
     def _has_older(self, known: KeptCheckpoint) -> bool:
         """Return whether one of a still older lineage was set aside before: of three lineages the oldest stays."""

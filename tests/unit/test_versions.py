@@ -14,12 +14,25 @@ import msgpack
 import pytest
 from pydantic import BaseModel
 
+from node.giving.ledger import ContributionLedger
+from node.membership.past import Past
 from node.membership.view import Member, View
 from node.storage import checkpoint_files
 from node.storage.checkpoint_files import Checkpoint, contents_of, path_of, read
 from node.storage.state_directory import StateDirectory
-from protocol.announcement import Announcement, Claim, LinkReport
-from protocol.compatibility import BOUNDARY, EXCHANGE, FEATURES, MINOR, PROTOCOL, UNTOLD, in_common, order_of
+from protocol.announcement import Announcement, Claim, LinkReport, record_key
+from protocol.compatibility import (
+    BOUNDARY,
+    EXCHANGE,
+    FEATURES,
+    MINOR,
+    PROTOCOL,
+    UNTOLD,
+    Spoken,
+    in_common,
+    order_of,
+    what_to_upgrade,
+)
 from protocol.errors import LaterVersion, ManifestError, NolocoError, WireError
 from protocol.ground import PeerId, Record
 from protocol.identity import Identity
@@ -27,7 +40,11 @@ from protocol.keeping import FORMAT, FORMAT_FILE, format_of, own
 from protocol.manifest import Manifest, load_preset
 from protocol.messages import Asks, Message
 from protocol.messages.peers import Awaited, Hello, LossBest, LossTrend, NodeStats
+from protocol.receipts import signed_receipt
+from protocol.records import seal_record
+from protocol.revocations import Revocations
 from protocol.signed_manifest import _SIGNATURE_DOMAIN, SignedManifest
+from protocol.tokens import SERIAL_BYTES
 from protocol.version import commit_of_checkout
 from tests.fuzz.decoders import DECODERS
 from tests.unit.test_frames import EXAMPLES, MESSAGES
@@ -182,6 +199,18 @@ def test_a_later_versions_manifest_names_what_is_not_known_and_what_to_do() -> N
     assert "elete" not in str(told.value)
 
 
+@pytest.mark.parametrize(
+    ("section", "setting"), [("outer", "method"), ("wire", "gossip"), ("inner", "optimizer")]
+)
+def test_a_later_versions_word_for_a_setting_is_told_as_that(
+    section: str, setting: str, tmp_path: Path
+) -> None:
+    (tmp_path / "manifest.noloco").write_bytes(signed(changed(section, **{setting: "told later"})))
+    with pytest.raises(LaterVersion, match=rf'has {section}\.{setting} = "told later".*pip install') as told:
+        StateDirectory(tmp_path).manifest()
+    assert "elete" not in str(told.value)
+
+
 # --- what later versions will write ---------------------------------------------------------------
 
 
@@ -269,6 +298,25 @@ def test_a_member_of_another_protocol_is_of_no_stage_and_is_known() -> None:
     assert not view.of_other_protocols(3e9)
 
 
+def test_of_two_records_of_other_protocols_the_one_that_ends_last_counts() -> None:
+    view = View(lambda: 0.0)
+    before = Member(PeerId(PEER), member().announcement, 100.0)
+    view.take([before])
+    view.take([Member(PeerId(PEER), member(protocol=PROTOCOL + 1).announcement, 160.0)])
+    view.take([before])  # as another holder of its key still has it
+    assert not view.members(0, 0.0)
+    view.take([Member(PeerId(PEER), member().announcement, 200.0)])
+    assert view.serving(0, 0.0) == [PEER]
+    assert not view.of_other_protocols(0.0)
+
+
+@pytest.mark.parametrize("program", ["1.0;curl${IFS}x|sh", "$(x)", "-rx", "1.0 x", "1.0`x`", "1.0&x"])
+def test_no_stranger_writes_into_a_command_that_people_copy(program: str) -> None:
+    told = what_to_upgrade(Spoken(0, program))
+    assert told.endswith("Ask them to upgrade")
+    assert what_to_upgrade(Spoken(0, "0.1.2+g1234567")).endswith("pip install noloco-node==0.1.2")
+
+
 def test_members_without_a_feature_in_common_get_nothing_that_needs_it() -> None:
     view = View(lambda: 0.0)
     view.take([member(features=["exchange-1"])])
@@ -346,6 +394,53 @@ def test_a_later_versions_checkpoint_is_read_where_it_can_be_and_never_called_da
         state.checkpoint("run", saved.stage)
     assert "elete" not in str(told.value)
     assert path.exists()
+
+
+def test_a_later_versions_checkpoint_is_never_replaced(tmp_path: Path) -> None:
+    saved = of_lineage(0, 1_000.0, step=5)
+    path = path_of(tmp_path, saved.stage)
+    written(path, saved, format="2")
+    before = path.read_bytes()
+    with pytest.raises(LaterVersion, match="stays as it is"):
+        StateDirectory(tmp_path).save_checkpoint("run", saved)
+    assert path.read_bytes() == before
+
+
+def test_a_later_versions_directory_keeps_its_mode_and_gets_no_lock(tmp_path: Path) -> None:
+    (tmp_path / FORMAT_FILE).write_text(json.dumps({"format": FORMAT + 1, "program": "9.9.9"}))
+    (tmp_path / "identity.key").touch()
+    tmp_path.chmod(0o755)
+    with pytest.raises(LaterVersion):
+        own(tmp_path, "--state-dir", is_private=True)
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+    assert not (tmp_path / "lock").exists()
+
+
+def test_later_versions_rows_in_small_files_are_read(tmp_path: Path) -> None:
+    run, worker, now = "r" * 32, Identity.from_seed("a worker"), 1.7e9
+    ledger = ContributionLedger()
+    ledger.note_tokens(worker.peer_id, 500)
+    ledger.keep(signed_receipt(run, PEER, worker.peer_id, (7, 1), "", worker.sign))
+    contents = json.loads(ledger.as_json())
+    for row in (*contents["had"].values(), *contents["receipts"]):
+        row.append("told later")
+    (tmp_path / "contribution.json").write_text(json.dumps(contents))
+    found = ContributionLedger.read(tmp_path / "contribution.json")
+    assert (found.had, found.receipts) == (ledger.had, ledger.receipts)
+    said = Announcement(stage=0, state="serving", since=now, step=10)
+    sealed = seal_record(worker, record_key(run, 0, worker.peer_id, 0), said.to_bytes(), now + 60)
+    past, again = (Past(run, 1_000, 60.0, lambda: now) for _ in range(2))
+    past.note(Member(worker.peer_id, said, now + 60, sealed=sealed))
+    rows = [[*row, "told later"] for row in msgpack.unpackb(past.to_bytes())]
+    again.take_up(msgpack.packb(rows))
+    assert again.of(0) == past.of(0) != []
+
+
+def test_a_later_versions_list_of_revocations_still_revokes() -> None:
+    run, entry = "r" * 32, bytes(SERIAL_BYTES)
+    body = msgpack.packb([run, 1.7e9, [entry], "told later"])
+    sealed = msgpack.packb([body, OWNER.sign(b"noloco revocations 1:" + body)])
+    assert Revocations.read(sealed, run, OWNER.public_key).entries == {entry}
 
 
 # --- the program's own version --------------------------------------------------------------------
