@@ -29,7 +29,7 @@ def tool(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "bootstrap.tools_cli", *arguments],
         capture_output=True,
         text=True,
-        timeout=patience(180.0),
+        timeout=patience(240.0),
         check=False,
         cwd=folder,
         env=environment,
@@ -84,8 +84,8 @@ def test_the_founder_and_a_volunteer_look_without_a_token(tmp_path: Path) -> Non
         volunteer / "noloco-state", "--join", address, "--token", given, "--dashboard", "127.0.0.1:0",
         "--gpu-percent", "20",
     )  # fmt: skip
-    node.wait_for_step(1)
-    for folder in (founder, volunteer):
+    node.wait_for_step(1, patience(240.0))
+    for folder in (volunteer, founder):
         for name, typed in TOOLS.items():
             looked = tool(folder, *typed, "--join", address)
             told = f"{folder.name}, {name}:\n{looked.stdout}\n{looked.stderr}"
