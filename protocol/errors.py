@@ -71,6 +71,10 @@ class WireError(NolocoError):
     """A peer broke the protocol: malformed, oversized, of an unknown version or kind. Counts against it."""
 
 
+class UnknownField(WireError):
+    """A request that says more than this version knows, and is right otherwise: a later one's, or nonsense."""
+
+
 class CodecError(WireError):
     """A tensor whose bytes, shape or codec do not fit together."""
 

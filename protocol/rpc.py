@@ -21,11 +21,13 @@ from protocol.codec import Encoded, require_finite
 from protocol.compatibility import serve_version
 from protocol.door import STRANGER, VISITOR_BYTES, Door
 from protocol.errors import (
+    MALFORMED,
     DeadlineExceeded,
     NolocoError,
     PeerUnreachable,
     Refused,
     TransportDown,
+    UnknownField,
     Unreadable,
     WireError,
     legible,
@@ -393,7 +395,11 @@ class Rpc:
         if (
             handler is not None
         ):  # before the door: who sends garbage is never one who has only not been met yet
-            request = handler.opened(peer, frame, status)
+            try:
+                request = handler.opened(peer, frame, status)
+            except UnknownField as later:  # a later version's, and what it asks for would not be done
+                self._note_fruitless(peer)
+                raise Refused(MALFORMED, str(later)) from None
         elif frame.kind not in KINDS and not (self._door is not None and self._door.knows(peer)):
             self._note_fruitless(peer)
         if self._door is not None:

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from protocol.codec import Encoded
 from protocol.compatibility import PROTOCOL
-from protocol.errors import WireError, legible
+from protocol.errors import UnknownField, WireError, legible
 from protocol.forgiving import otherwise
 from protocol.frames import Frame
 from protocol.ground import MOST_LOSS, Natural, PeerId
@@ -98,13 +98,19 @@ class Message(BaseModel):
 
     @classmethod
     def parsed(cls, body: object) -> Self:
-        """Validate an untrusted body. Raises `WireError` that names the kind and the first bad field."""
+        """Validate an untrusted body.
+
+        Raises `WireError` that names the kind and the first bad field: `UnknownField` where nothing else is wrong.
+        """
         try:
             return cls.model_validate(body, strict=True)
         except ValidationError as error:
-            first = error.errors()[0]
+            problems = error.errors()
+            first = problems[0]
             place = legible(".".join(str(part) for part in first["loc"])[:80])
-            raise WireError(f"malformed {cls.kind}: {place}: {first['msg']}") from None
+            is_later = all(problem["type"] == "extra_forbidden" for problem in problems)
+            kind = UnknownField if is_later else WireError
+            raise kind(f"malformed {cls.kind}: {place}: {first['msg']}") from None
 
 
 class Done(Message, kind="done"):

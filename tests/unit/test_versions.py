@@ -6,6 +6,7 @@ import copy
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin
@@ -33,23 +34,28 @@ from protocol.compatibility import (
     order_of,
     what_to_upgrade,
 )
-from protocol.errors import LaterVersion, ManifestError, NolocoError, WireError
+from protocol.errors import LaterVersion, ManifestError, NolocoError, Refused, WireError
 from protocol.ground import PeerId, Record
 from protocol.identity import Identity
 from protocol.keeping import FORMAT, FORMAT_FILE, format_of, own
 from protocol.manifest import Manifest, load_preset
-from protocol.messages import Asks, Message
+from protocol.messages import Asks, Done, Message
 from protocol.messages.peers import Awaited, Hello, LossBest, LossTrend, NodeStats
+from protocol.messages.training import Ready
+from protocol.peer_limits import BAN_AFTER_STRIKES
 from protocol.receipts import signed_receipt
 from protocol.records import seal_record
 from protocol.revocations import Revocations
+from protocol.rpc import Answer, Request, Traffic
 from protocol.signed_manifest import _SIGNATURE_DOMAIN, SignedManifest
 from protocol.tokens import SERIAL_BYTES
+from protocol.transport.virtual_time import run_virtual
 from protocol.version import commit_of_checkout
 from tests.fuzz.decoders import DECODERS
 from tests.unit.test_frames import EXAMPLES, MESSAGES
 from tests.unit.test_frames import read as read_frame
 from tests.unit.test_state_directory import of_lineage
+from tests.unit.two_peers import two_peers
 from tests.versions.formats import VERSIONS, differences, formats, kept_formats, last_kept
 
 KEPT = sorted(path.parent for path in VERSIONS.glob("*/kept.msgpack"))
@@ -484,3 +490,31 @@ def test_every_kept_manifest_means_what_it_meant() -> None:
         assert isinstance(found.manifest, Manifest)
         with pytest.raises(NolocoError):
             SignedManifest.from_bytes((place / "manifest.noloco").read_bytes()[:-1])
+
+
+# --- requests of later versions -------------------------------------------------------------------
+
+
+def test_a_request_that_says_more_is_refused_and_bans_nobody_who_sends_a_few() -> None:
+    later = Ready(pair="p")
+    object.__setattr__(later, "told", lambda: {"pair": "p", "told_later": 1})
+
+    async def main() -> None:
+        async with two_peers() as two:
+
+            async def on_ready(request: Request[Ready]) -> Answer[Done]:
+                return Answer(Done())
+
+            two.server.handle(Ready.answered_by(on_ready, Traffic.GOSSIP))
+            me = two.caller.transport.peer_id
+            for _ in range(BAN_AFTER_STRIKES + 2):
+                with pytest.raises(Refused, match="told_later"):
+                    await two.ask(later)
+            assert not two.server.is_banned(me)
+            await two.ask(Ready(pair="p"))
+            for _ in range(60):
+                with suppress(NolocoError):
+                    await two.ask(later)
+            assert two.server.is_banned(me)
+
+    run_virtual(main())

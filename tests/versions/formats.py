@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgpack
 from pydantic import BaseModel
 
+from node.giving.ledger import ContributionLedger
 from node.storage.checkpoint_files import CHECKPOINT_FORMAT, FACTS, LINEAGE_FACTS, TENSORS
 from node.storage.state_directory import WRITTEN
-from protocol.announcement import Announcement, Claim
-from protocol.compatibility import FEATURES, MINOR, PROTOCOL
+from protocol.announcement import (
+    Announcement,
+    Claim,
+    bucket_key,
+    joining_key,
+    moving_key,
+    record_key,
+    stage_key,
+)
+from protocol.compatibility import FEATURES, LINE_BYTES, MINOR, PROTOCOL, UNTOLD, VERSION_PROTOCOL
+from protocol.identity import Identity
 from protocol.keeping import FORMAT
 from protocol.manifest import Manifest
 from protocol.messages import Message, peers, training  # noqa: F401  (they make the messages known)
-from protocol.placement_plan import PlacementPlan
+from protocol.placement_plan import PlacementPlan, plan_key
+from protocol.receipts import signed_receipt
+from protocol.revocations import revoked_key
+from protocol.signed_manifest import SignedManifest
+from protocol.tokens import SERIAL_BYTES, Invitation, Token
+from tests.fuzz.decoders import OWNER, RUN
+from tests.fuzz.make_corpus import examples
+from tests.unit.test_frames import read
 
 VERSIONS = Path(__file__).parent
 FORMATS = "formats.json"
+FIXED = {"record", "announcement", "dht-value", "revocations", "plan", "checkpoint"}  # of the fuzzers' corpus
 FOR_PEOPLE = ("title", "description")
 
 
@@ -30,6 +52,10 @@ def formats() -> dict[str, Any]:
     return {
         "protocol": f"{PROTOCOL}.{MINOR}",
         "features": list(FEATURES),
+        "untold": list(UNTOLD),
+        "version stream": f"{LINE_BYTES} bytes of {VERSION_PROTOCOL}",
+        "DHT keys": _keys(),
+        "bytes": {name: hashlib.sha256(raw).hexdigest()[:16] for name, raw in _written()},
         "messages": {kind: _schema(models[kind]) for kind in sorted(models)},
         "signed": {entry.__name__: _schema(entry) for entry in entries},
         "directory": {"format": FORMAT, "files": sorted(WRITTEN)},
@@ -39,6 +65,33 @@ def formats() -> dict[str, Any]:
             "tensors": list(TENSORS),
         },
     }
+
+
+def _keys() -> list[str]:
+    """The keys of everything that is under one in the DHT."""
+    keys = [stage_key(RUN, 1), bucket_key(RUN, 1, 4, 3), joining_key(RUN), moving_key(RUN)]
+    return [*keys, revoked_key(RUN), plan_key(RUN), record_key(RUN, 1, OWNER.peer_id, 4)]
+
+
+def _written() -> Iterator[tuple[str, bytes]]:
+    """What this version writes of fixed contents: frames, and all that is sealed, signed or kept on disk."""
+    numbers = Counter[str]()
+    for kind, raw in examples():
+        if kind == "frame":
+            yield f"frame of {read(raw, 1 << 16).kind}", raw
+        elif kind in FIXED:
+            yield f"{kind} {numbers[kind]}", raw
+            numbers[kind] += 1
+    micro = SignedManifest.from_bytes((VERSIONS / "69c8df8" / "node-1" / "manifest.noloco").read_bytes())
+    yield "manifest", SignedManifest.sign(micro.manifest, OWNER).to_bytes()
+    seed = bytes(32)
+    plain = Invitation(bytes(SERIAL_BYTES), Identity(seed).public_key, 3, 2e9)
+    token = Token(RUN, replace(plain, signature=OWNER.sign(plain.signed(RUN))), Identity(seed), seed)
+    yield "token", token.to_text().encode()
+    yield "credential", token.credential(OWNER.peer_id)
+    receipt = signed_receipt(RUN, Identity(seed).peer_id, OWNER.peer_id, (10, 2), "me", OWNER.sign)
+    yield "receipt", msgpack.packb(list(receipt))
+    yield "ledger", ContributionLedger().as_json().encode()
 
 
 def messages(base: type[Message] = Message) -> list[type[Message]]:
