@@ -209,7 +209,7 @@ class StageCopies:
         for one in past[:ASKED]:  # it may rest, with the stage on its disk
             membership.transport.learn(one.peer, list(one.addresses))
         asked = [one.peer for one in past[:ASKED]] + await asked_peers(membership, 2 * ASKED)
-        await all_of(*map(ask, set(asked) - {membership.transport.peer_id}))
+        await all_of(*(ask(peer) for peer in dict.fromkeys(asked) if peer != membership.transport.peer_id))
         return offers
 
     async def fetch(self, offer: OfferedCopy, tell: Callable[[float], None]) -> State:

@@ -80,7 +80,7 @@ def test_nodes_of_a_later_minor_train_and_average_with_those_of_this_one(
 
     async def main() -> None:
         swarm = micro_swarm(inner__total_steps=FOREVER)
-        swarm.seconds = lambda stage, priority: 0.5
+        swarm.seconds = lambda stage, priority: 0.1  # 30 steps in a quarter of what is waited for
         await swarm.start(2)
         await everyone_reaches(swarm, 30)
         assert all(step_of(one) >= 30 for one in swarm.nodes.values())
