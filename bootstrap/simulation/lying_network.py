@@ -129,10 +129,10 @@ def _changed(answer: Answer[Any], **fields: object) -> Answer[Any]:
 class Silent(LyingRpc):
     """Agrees to rounds as others do, sends no piece of a contribution and acknowledges none."""
 
-    async def call(self, peer: PeerId, request: Any, *rest: Any, **settings: Any) -> Any:
+    async def call_and_read(self, peer: PeerId, request: Any, *rest: Any, **settings: Any) -> Any:
         if isinstance(request, Contribute | Unread | Release):
             raise Refused("unknown-pair")
-        return await super().call(peer, request, *rest, **settings)
+        return await super().call_and_read(peer, request, *rest, **settings)
 
     async def on_piece(self, request: Request[Any], honest: Honest) -> Answer[Any]:
         await never()
@@ -149,22 +149,28 @@ class Flooding(LyingRpc):
         self._flooded: set[PeerId] = set()
         self._names = count()
 
-    async def call(self, peer: PeerId, request: Any, tensors: Sequence[Encoded] = (), **settings: Any) -> Any:
+    async def call_and_read(
+        self, peer: PeerId, request: Any, tensors: Sequence[Encoded] = (), **settings: Any
+    ) -> Any:
         if isinstance(request, Forward):
             self._first = self._first or (request, tensors)
             if peer not in self._flooded:
                 self._flooded.add(peer)
                 for _ in range(FLOODS):
                     self._supervisor.spawn(self._flood(peer, *self._first), "flooding")
-        return await super().call(peer, request, tensors, **settings)
+        return await super().call_and_read(peer, request, tensors, **settings)
 
     async def _flood(self, peer: PeerId, first: Forward, tensors: Sequence[Encoded]) -> None:
         while True:
             self.note_lie()
             again = first.model_copy(update={"microbatch": f"again-{next(self._names)}"})
             with suppress(NolocoError):
-                await super().call(peer, again, tensors, deadline=60.0)
+                await super().call_and_read(peer, again, tensors, read=_whatever, deadline=60.0)
             await asyncio.sleep(FLOOD_PAUSE)
+
+
+def _whatever(*answer: object) -> None:
+    pass
 
 
 # --- records ------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 WITNESSES = (
     2  # networks in which peers must agree on an address, for it to replace those that this machine has
 )
-MOST_TOLD = 2  # addresses that are only told: readers try eight of a record, one after another
+MOST_TOLD = 2  # addresses that are only told: a reader dials the eight of a record at once
 MOST_ANNOUNCED = 8
 _NEIGHBOURHOOD = 16  # bits: container networks and home networks are no larger
 
