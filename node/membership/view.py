@@ -277,7 +277,7 @@ class View:
 
     # --- other versions -----------------------------------------------------------------------
 
-    def part_ways(self, peer: PeerId) -> bool:
+    def note_apart(self, peer: PeerId) -> bool:
         """Note that contributions of the peer and this node do not fit; returns whether that is news.
 
         It holds until the peer's program is started again.

@@ -25,10 +25,11 @@ from node.model.compute import Priority
 from node.model.replica import PIECE_PARAMETERS, Replica
 from node.rounds.averager import Averager, RoundResult
 from node.rounds.gathers import IN_FLIGHT, Assembled, Assembly, Gathers, Reduction
-from node.rounds.kin import Kin
+from node.rounds.kin import Kin, OtherShape, part_ways
 from node.watch.trace import Track
 from protocol.codec import Encoded, as_read, encode, require_finite_values
 from protocol.errors import (
+    MALFORMED,
     CodecError,
     DeadlineExceeded,
     NolocoError,
@@ -192,7 +193,9 @@ class AllReduce(Averager):
         if isinstance(failure, DeadlineExceeded | PeerUnreachable):
             self._context.view.suspect(owner)
             return f"{name} did not answer"
-        if isinstance(failure, Refused) and failure.code in ("late", "alone"):
+        if isinstance(failure, Refused) and failure.code == MALFORMED:
+            part_ways(self._context, owner)
+        elif isinstance(failure, Refused) and failure.code in ("late", "alone"):
             return (
                 f"{name} had this node's part too late"
                 if failure.code == "late"
@@ -246,11 +249,18 @@ class AllReduce(Averager):
         message = request.message
         if not self._is_known(request.peer):
             raise Refused("group")
-        part = self._checked(message, request.encoded())
+        try:
+            part = self._checked(message, request.encoded())
+        except OtherShape:
+            part_ways(self._context, request.peer)
+            raise
         reduction = await self.gathers.contribute(request.peer, message.name, message.offset, part)
         return Answer(Reduced(members=reduction.members), [reduction.mean])
 
     def _is_known(self, peer: PeerId) -> bool:
+        """Return whether the peer is a member of this stage, of a version that averages with this one."""
+        if not self._context.view.can_average(peer):
+            return False
         members = self._context.view.members(self._context.stage, self._context.transport.now())
         return any(member.peer == peer for member in members)
 
@@ -258,13 +268,13 @@ class AllReduce(Averager):
         """Check a part. Raises `CodecError` if it does not fit; nothing is decoded before its size is known."""
         parameters = self._replica.parameters
         if message.total != parameters or len(tensors) != 1 or len(tensors[0].shape) != 1:
-            raise CodecError("a contribution does not have the shape of this stage")
+            raise OtherShape("a contribution does not have the shape of this stage")
         (part,) = tensors
         entries = part.shape[0]
         if not 0 < entries <= min(PIECE_PARAMETERS, parameters - message.offset):
             raise CodecError("a contribution does not lie within this stage")
         if part.codec != self._codec:
-            raise CodecError(f"contributions do not travel in {part.codec}")
+            raise OtherShape(f"contributions do not travel in {part.codec}")
         require_finite_values(part)
         return part
 

@@ -23,15 +23,14 @@ from node.rounds.contribution import (
     sample_stride,
     weights_of,
 )
+from node.rounds.kin import OtherShape, part_ways
 from node.rounds.meeting import Pair
 from node.rounds.nearness import Nearness
 from node.rounds.pair_exchange import PairExchange
 from node.rounds.unread import Reading, bits_of, read_piece_by_piece, unread_in
 from protocol.codec import Encoded, as_read, encode, require_finite, require_finite_values
-from protocol.compatibility import named_version, who_upgrades
 from protocol.errors import MALFORMED, CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
 from protocol.frames import MAX_TENSORS
-from protocol.ground import PeerId
 from protocol.manifest import GOSSIP_CODECS
 from protocol.messages.training import Contribute, Part, Unread
 from protocol.near_codecs import BITS
@@ -45,10 +44,6 @@ PIECES_PER_JOB = 4  # encoded in one go, so that they wait for the compute threa
 JOBS_IN_FLIGHT = 3  # one is encoded, one is written, one waits for the last answers
 REMEMBERED_PAIRS = 8
 ASK_SECONDS = 1.0  # how often to make sure of a partner that keeps one waiting
-
-
-class OtherShape(CodecError):
-    """Contributions of the partner are not of the shape that this version reads."""
 
 
 class Exchanges:
@@ -122,7 +117,7 @@ class Exchanges:
             if not isinstance(failure, Refused):
                 context.view.suspect(exchange.pair.partner)
             elif failure.code == MALFORMED:
-                self.part_ways(exchange.pair.partner)
+                part_ways(context, exchange.pair.partner)
             context.events.warn(
                 f"Averaging with {exchange.pair.partner[-8:]} failed ({type(failure).__name__}); this round "
                 "counts its own progress alone.",
@@ -136,21 +131,6 @@ class Exchanges:
         self._deadline.note(asyncio.get_running_loop().time() - began)
         self._averaged.append(exchange.pair)
         return True
-
-    def part_ways(self, partner: PeerId) -> None:
-        """Average with this replica no more, since one of the two cannot read what the other sends; say so once."""
-        context = self._context
-        if not context.view.part_ways(partner):
-            return
-        member = context.view.record_of(partner)
-        program = member.announcement.program if member is not None else ""
-        context.events.warn(
-            f"Cannot average with {partner[-8:]}, which runs {named_version(program)}: contributions of the two "
-            f"versions do not fit. Microbatches still go both ways. {who_upgrades(program)}",
-            "version-apart",
-            partner=partner,
-            program=program,
-        )
 
     def forget(self, exchange: PairExchange, averaged: bool) -> None:
         """Drop the exchange after the outer step. After a failure cancelled work may still write to its memory."""

@@ -14,8 +14,8 @@ from node.model.replica import Replica
 from node.model.resources import named
 from node.rounds.averager import Averager, RoundResult
 from node.rounds.contribution import sampled
-from node.rounds.exchanges import Exchanges, OtherShape
-from node.rounds.kin import Kin
+from node.rounds.exchanges import Exchanges
+from node.rounds.kin import Kin, OtherShape, part_ways
 from node.rounds.matchmaker import Matchmaker
 from node.rounds.meeting import Pair
 from node.rounds.pair_exchange import PairExchange
@@ -148,7 +148,7 @@ class PairAverager(Averager):
             try:
                 self.exchanges.receive(self.exchanges.of(pair), message, request.encoded())
             except OtherShape:
-                self.exchanges.part_ways(request.peer)
+                part_ways(self._context, request.peer)
                 raise
             except CodecError:
                 self._statistics.refused(request.peer)

@@ -1,4 +1,4 @@
-"""The replicas of a stage that have the same history as this one: with others nothing is ever averaged."""
+"""The replicas of a stage with which this one averages: of the same history, and of a version that fits."""
 
 from __future__ import annotations
 
@@ -8,12 +8,33 @@ from node.context import Context
 from node.membership.view import Member
 from node.model.replica import Replica
 from protocol.announcement import Announcement
+from protocol.compatibility import named_version, who_upgrades
+from protocol.errors import CodecError
 from protocol.ground import PeerId
 from protocol.lineage import Lineage
 from protocol.windows import window
 
 ASK_AGAIN_SECONDS = 30.0  # after others were asked whether an older lineage is one
 LEFT_ALONE_SECONDS = 60.0  # an older lineage of which nobody gave the state
+
+
+class OtherShape(CodecError):
+    """Contributions of the partner are not of the shape that this version reads."""
+
+
+def part_ways(context: Context, partner: PeerId) -> None:
+    """Average with this replica no more, since one of the two cannot read what the other sends; say so once."""
+    if not context.view.note_apart(partner):
+        return
+    member = context.view.record_of(partner)
+    program = member.announcement.program if member is not None else ""
+    context.events.warn(
+        f"Cannot average with {partner[-8:]}, which runs {named_version(program)}: contributions of the two "
+        f"versions do not fit. Microbatches still go both ways. {who_upgrades(program)}",
+        "version-apart",
+        partner=partner,
+        program=program,
+    )
 
 
 class Kin:

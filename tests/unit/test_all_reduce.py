@@ -85,11 +85,15 @@ class Reducer:
 
 
 async def reducers(
-    count: int, parts: float, codec: str = "fp32", link: Link | None = None
+    count: int, parts: float, codec: str = "fp32", link: Link | None = None, others: str = ""
 ) -> tuple[MemoryNetwork, list[Reducer]]:
-    """Sorted by peer id: the first calls the roll, and the n-th owns every n-th part."""
+    """Sorted by peer id: the first calls the roll, and the n-th owns every n-th part.
+
+    The last one that is made sends in codec `others`, if any, as a replica of another version.
+    """
     network = MemoryNetwork(1, link or Link(latency=0.01))
-    found = [Reducer(network, number, int(parts * PART), codec) for number in range(count)]
+    codecs = [codec] * (count - 1) + [others or codec]
+    found = [Reducer(network, number, int(parts * PART), codec) for number, codec in enumerate(codecs)]
     found.sort(key=lambda one: one.me)
     for one in found:
         await one.start()
@@ -203,6 +207,23 @@ def test_one_that_dies_in_the_middle_costs_its_parts_and_is_told() -> None:
             assert 0 < told["kept"] <= 100
             assert told["fewest"] == 3
             assert any(dead.me[-8:] in reason for reason in told["reasons"])
+
+    within(600.0, main)
+
+
+def test_one_of_another_version_is_named_once_and_averages_with_nobody() -> None:
+    async def main() -> None:
+        _, found = await reducers(4, 27, others="bf16")
+        for _ in range(3):
+            means = await asyncio.gather(*(one.mean() for one in found))
+        alike = [one for one in found if one.context.manifest.wire.gossip == "fp32"]
+        means = [mean for one, mean in zip(found, means, strict=True) if one in alike]
+        assert all(torch.equal(mean, expected_mean(alike, "fp32")) for mean in means)
+        for one in found:
+            named = [told["partner"] for told in one.told if told["event"] == "version-apart"]
+            assert len(named) == len(set(named)) == (1 if one in alike else len(alike))
+            told = [event["event"] for event in one.told]
+            assert told.count("all-reduce-incomplete") <= 1, "the round in which it was found out"
 
     within(600.0, main)
 

@@ -335,8 +335,8 @@ def test_whose_contributions_do_not_fit_is_left_out_until_it_is_started_again() 
     view = View(lambda: 0.0)
     view.take([member()])
     assert view.can_average(PeerId(PEER))
-    assert view.part_ways(PeerId(PEER))
-    assert not view.part_ways(PeerId(PEER)), "told once"
+    assert view.note_apart(PeerId(PEER))
+    assert not view.note_apart(PeerId(PEER)), "told once"
     assert not view.can_average(PeerId(PEER))
     again = Announcement(stage=0, state="serving", since=2.0)
     view.take([Member(PeerId(PEER), again, 2e9)])
