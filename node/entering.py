@@ -81,7 +81,7 @@ def remember_past(member: NodeResources) -> None:
     manifest, state = member.signed.manifest, member.surroundings.state
     past = member.past = Past(
         member.signed.run_id,
-        manifest.inner.total_steps,
+        manifest.most_steps,
         manifest.limits.record_lifetime,
         member.transport.now,
     )

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from protocol.cut import starts_of
 from protocol.errors import ManifestError, legible
+from protocol.ground import MOST_COUNT
 from protocol.identity import is_peer_id
 from protocol.manifest_advice import advice
 from protocol.model import Count, Model, Positive, Section
@@ -26,6 +27,7 @@ EXTRA = "extra_forbidden"  # pydantic's word for a setting that there is not
 WORD = "literal_error"  # and for a word that is none of those that a setting may have
 MOST_NAMED = 3  # unknown settings
 BYTES = "bytes"  # data.tokenizer where each byte is a token
+MOST_REPLICAS = 10_000  # of a stage: what a replica of another one can be given
 PRESETS = ("tiny", "llama-125m", "llama-1.3b", "llama-6.8b")
 
 Codec = Literal["fp32", "fp16", "bf16", "int8"]
@@ -328,6 +330,15 @@ class Manifest(Section):
     @property
     def tokens_per_microbatch(self) -> int:
         return self.inner.sequences * self.data.sequence_tokens
+
+    def most_steps(self, stage: int) -> int:
+        """Return the inner steps that a replica of `stage` can have done, to check what others claim.
+
+        A replica of the first stage ends at `total_steps`. One of a later stage takes an inner step for as many
+        microbatches, whoever draws them: alone in its stage it does the steps of all replicas of the first one.
+        """
+        feeders = MOST_REPLICAS if stage else 1
+        return min(feeders * self.inner.total_steps, MOST_COUNT)
 
 
 def manifest_from(contents: object) -> Manifest:

@@ -190,8 +190,7 @@ class SeedPeer:
         self._tokenizer = tokenizer
         self.view = View()  # of the members, for those who ask
         manifest = signed.manifest
-        lifetime, steps = manifest.limits.record_lifetime, manifest.inner.total_steps
-        self.past = Past(signed.run_id, steps, lifetime, transport.now)
+        self.past = Past(signed.run_id, manifest.most_steps, manifest.limits.record_lifetime, transport.now)
         self._directory = directory
 
     async def start(self) -> None:

@@ -62,7 +62,7 @@ async def find_copies(observer: Observer, stage: int, without: Collection[PeerId
         observer.admission,
     )  # fmt: skip
     lifetime = manifest.limits.record_lifetime
-    past = Past(observer.signed.run_id, manifest.inner.total_steps, lifetime, transport.now)
+    past = Past(observer.signed.run_id, manifest.most_steps, lifetime, transport.now)
     for member in observer.view.members(stage, transport.now()):
         past.note(member)
     await ask_of_past(membership, past, stage)

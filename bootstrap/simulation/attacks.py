@@ -16,14 +16,18 @@ from bootstrap.simulation.learning import LearningResult, LearningSetting
 from bootstrap.simulation.study import grouped, interval, run_study
 
 NOBODY = "nobody"
+# An inner step of tiny then takes about a second, as on volunteers' machines. In steps of 50 ms whatever waits by the
+# clock, as for the first answer of a peer that may still compile, lasts for a tenth of a run of 200 steps.
+WORK = 20.0
 
 
 def attack_settings(
     undisturbed: Sequence[LearningSetting], attacks: Sequence[str], shares: Sequence[float]
 ) -> Iterator[LearningSetting]:
-    """The settings as they are, then with each kind of attacker and each share of them."""
-    yield from undisturbed
-    for attack, share, setting in product(attacks, shares, undisturbed):
+    """The settings in steps of a second, then with each kind of attacker and each share of them."""
+    slower = [replace(setting, work=WORK) for setting in undisturbed]
+    yield from slower
+    for attack, share, setting in product(attacks, shares, slower):
         yield replace(setting, attack=attack, attackers=share)
 
 

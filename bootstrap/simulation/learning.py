@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bootstrap.inspect.observer import squared_deviation
 from bootstrap.simulation.crowd import Crowd
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.simulation.swarm import WORK_SECONDS, SimulatedSwarm
 from node.daemon import Node
 from node.data.batches import TrainingData
 from node.data.opening import DataPlan, default_cache, open_data
@@ -68,6 +68,7 @@ class LearningSetting:
     texts: tuple[str, ...] = ()  # files, globs or a dataset, instead of the manifest's own
     attack: str = ""  # of `bootstrap.simulation.liars.LIES`; empty: nobody does wrong
     attackers: float = 0.0  # of the replicas of each stage where that kind sits
+    work: float = 1.0  # how many times the usual virtual time a piece of work takes
 
     @property
     def key(self) -> str:
@@ -104,6 +105,7 @@ class LearningSetting:
             | {name: self._value_of(name) for name in self.named}
             | ({} if self.device == "cpu" else {"device": self.device})
             | ({"texts": list(self.texts)} if self.texts else {})
+            | ({"work": self.work} if self.work != 1.0 else {})
             | ({"attack": self.attack, "attackers": self.attackers} if self.attack else {})
         )
 
@@ -167,6 +169,7 @@ async def _train(setting: LearningSetting, data: TrainingData) -> LearningResult
         replicas = 1
     bandwidth = {"bandwidth": setting.mbit * 1e6 / 8} if setting.mbit else {}
     swarm = SimulatedSwarm(manifest, data, setting.seed, Link(latency=setting.latency, **bandwidth))
+    swarm.seconds = lambda _, priority: setting.work * WORK_SECONDS[priority]
     await swarm.seed_peer.start()
     count, crowd = replicas * manifest.stages, Crowd(swarm, setting.attack, setting.attackers)
     for number in range(count):

@@ -66,10 +66,12 @@ class Past:
     Mutable state: what this node has read, by stage, member and lineage; and what others have told it that they read.
     """
 
-    def __init__(self, run_id: str, total_steps: int, lifetime: float, now: Callable[[], float]) -> None:
-        """`lifetime` is that of records and `now` the wall clock, both in seconds."""
+    def __init__(
+        self, run_id: str, most_steps: Callable[[int], int], lifetime: float, now: Callable[[], float]
+    ) -> None:
+        """`most_steps` are a stage's, `lifetime` is that of records and `now` the wall clock, both in seconds."""
         self._run_id = run_id
-        self._total_steps = total_steps
+        self._most_steps = most_steps
         self._lifetime = lifetime
         self._now = now
         self._read: dict[int, dict[tuple[PeerId, Lineage], Remembered]] = defaultdict(dict)
@@ -107,7 +109,7 @@ class Past:
         return min(one.seen, self._now() + self._lifetime) - one.record.first
 
     def _is_possible(self, said: Announcement) -> bool:
-        return 0 < said.step <= self._total_steps and said.beginning <= MOST_BEGINNINGS
+        return 0 < said.step <= self._most_steps(said.stage) and said.beginning <= MOST_BEGINNINGS
 
     # --- what others have read ----------------------------------------------------------------
 

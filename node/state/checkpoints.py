@@ -164,7 +164,7 @@ class Checkpoints:
         """Go on from a checkpoint of this stage. Raises `StateError` when it does not fit the run."""
         context, state = self._context, checkpoint.state
         try:
-            _require_possible(state, context.manifest.inner.total_steps)
+            _require_possible(state, context.manifest.most_steps(checkpoint.stage))
             await context.compute.run(Priority.OPTIMIZER, self._work_restore, state)
         except CodecError as error:
             raise StateError(
@@ -214,9 +214,9 @@ class Checkpoints:
         self._replica.restore(state)
 
 
-def _require_possible(state: StageState, total_steps: int) -> None:
+def _require_possible(state: StageState, most_steps: int) -> None:
     """Refuse what no training of the run leads to. Raises `CodecError`."""
-    if state.step > total_steps:
-        raise CodecError(f"it is of step {state.step}, and the run ends at {total_steps}")
+    if state.step > most_steps:
+        raise CodecError(f"it is of step {state.step}, and a replica of this stage does {most_steps} at most")
     if state.second_moment.numel() and state.second_moment.min() < 0:
         raise CodecError("its mean of squares is below 0")

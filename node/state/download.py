@@ -66,7 +66,7 @@ class WantedState:
     def of(cls, manifest: Manifest, stage: int, parameters: int) -> WantedState:
         inner = manifest.inner
         slices = layout(parameter_shapes(manifest, stage)) if inner.optimizer == "muon" else []
-        return cls(stage, parameters, RunLimits.of(manifest), inner, muon_range(inner, slices))
+        return cls(stage, parameters, RunLimits.of(manifest, stage), inner, muon_range(inner, slices))
 
 
 @dataclass

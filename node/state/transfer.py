@@ -64,18 +64,18 @@ class DonorProgress:
 
 @dataclass(frozen=True)
 class RunLimits:
-    """The manifest's limits for every replica's progress."""
+    """The manifest's limits for the progress of a stage's replicas."""
 
-    total_steps: int
+    most_steps: int  # inner steps
     inner_steps: int  # k
 
     @classmethod
-    def of(cls, manifest: Manifest) -> RunLimits:
-        return cls(manifest.inner.total_steps, manifest.outer.inner_steps)
+    def of(cls, manifest: Manifest, stage: int) -> RunLimits:
+        return cls(manifest.most_steps(stage), manifest.outer.inner_steps)
 
     def allow(self, step: int, round_: int) -> bool:
         """Return whether a replica can be so far."""
-        return round_ <= step <= self.total_steps
+        return round_ <= step <= self.most_steps
 
 
 def together(told: Mapping[PeerId, DonorProgress]) -> dict[PeerId, DonorProgress]:
@@ -122,7 +122,7 @@ def follows(now: DonorProgress, before: DonorProgress, seconds: float, limits: R
 
 def adopted(donors: Sequence[DonorProgress], limits: RunLimits) -> DonorProgress:
     """The progress that a replica made of these donors' pieces may claim: their medians, within the run's length."""
-    step = min(median_low(donor.step for donor in donors), limits.total_steps)
+    step = min(median_low(donor.step for donor in donors), limits.most_steps)
     return DonorProgress(step, min(median_low(donor.round for donor in donors), step))
 
 

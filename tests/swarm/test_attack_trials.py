@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bootstrap.simulation.attacks import NOBODY, attack_rows, attack_settings
+from bootstrap.simulation.attacks import NOBODY, WORK, attack_rows, attack_settings
 from bootstrap.simulation.learning import LearningResult, LearningSetting, simulate
 from bootstrap.simulation.liars import LIES, CachedAnswers, FlippedLabels, WrongActivations, WrongGradients
 from bootstrap.simulation.study import one_setting
@@ -124,5 +124,5 @@ def test_rows_compare_seed_by_seed_with_where_nobody_attacks() -> None:
 def test_each_kind_and_share_is_tried_with_each_seed_after_the_undisturbed() -> None:
     undisturbed = [setting(4), replace(setting(4), seed=1)]
     settings = list(attack_settings(undisturbed, ["drift", "scaled"], [0.1, 0.2]))
-    assert settings[:2] == undisturbed
+    assert settings[:2] == [replace(each, work=WORK) for each in undisturbed]
     assert len({each.key for each in settings}) == 2 + 2 * 2 * 2

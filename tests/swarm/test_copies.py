@@ -229,7 +229,7 @@ def test_whoever_offers_the_same_step_of_another_round_or_beginning_spoils_no_co
 
 
 def test_a_copy_of_more_rounds_than_steps_or_beyond_the_runs_end_is_none() -> None:
-    limits = RunLimits(total_steps=500, inner_steps=5)
+    limits = RunLimits(most_steps=500, inner_steps=5)
     assert limits.allow(480, 96)
     assert not limits.allow(480, 10**12)
     assert not limits.allow(501, 96)
@@ -280,7 +280,7 @@ def test_a_copy_of_minutes_before_is_not_waited_beyond() -> None:
 
 
 def test_what_a_node_remembers_is_bounded() -> None:
-    past = Past("run", 100, 6.0, lambda: 0.0)
+    past = Past("run", lambda _: 100, 6.0, lambda: 0.0)
     assert past.shown([0]) == []
     past.take_up(b"\xff" * 100)
     past.take_up(b"")

@@ -7,7 +7,7 @@ import pytest
 from node.state.transfer import DonorProgress, RunLimits, adopted, follows, together
 from protocol.ground import PeerId
 
-LIMITS = RunLimits(total_steps=1_000, inner_steps=10)
+LIMITS = RunLimits(most_steps=1_000, inner_steps=10)
 
 
 def chosen(*rounds: int) -> list[int]:

@@ -256,7 +256,7 @@ def test_a_position_that_cannot_be_is_none(name: str, number: object) -> None:
 )
 @pytest.mark.parametrize("place", range(6))
 def test_the_past_passes_over_what_cannot_be(place: int, extreme: object) -> None:
-    past = Past(RUN, 100, 10.0, lambda: 1000.0)
+    past = Past(RUN, lambda _: 100, 10.0, lambda: 1000.0)
     entry: list[object] = [PEER, STAGE, 0, b"sealed", 1000.0, 990.0]
     entry[place] = extreme
     past.take_up(msgpack.packb([entry, extreme, [extreme] * 6]))

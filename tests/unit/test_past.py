@@ -33,7 +33,7 @@ class Clock:
 
 
 def past_of(clock: Clock | None = None) -> Past:
-    return Past(RUN, TOTAL, LIFETIME, clock or Clock())
+    return Past(RUN, lambda _: TOTAL, LIFETIME, clock or Clock())
 
 
 def said(step: int = 100, lineage: Lineage = OLD, stage: int = 0, **changes: Any) -> Announcement:

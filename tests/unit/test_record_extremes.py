@@ -78,7 +78,7 @@ def member(name: str, said: dict[str, Any]) -> Member | None:
 def test_nothing_that_reads_records_raises_and_nobody_vanishes(lies: list[dict[str, Any]]) -> None:
     told = [m for number, said in enumerate(lies) if (m := member(f"liar {number}", said)) is not None]
     honest = [m for stage, name in HONEST if (m := member(name, {"stage": stage})) is not None]
-    view, past = View(lambda: 0.0), Past(RUN, 1_000, LIFETIME, lambda: NOW)
+    view, past = View(lambda: 0.0), Past(RUN, lambda _: 1_000, LIFETIME, lambda: NOW)
     view.noted = past.note
     for _ in range(10):
         for stage in range(STAGES):

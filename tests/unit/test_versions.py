@@ -433,7 +433,7 @@ def test_later_versions_rows_in_small_files_are_read(tmp_path: Path) -> None:
     assert (found.had, found.receipts) == (ledger.had, ledger.receipts)
     said = Announcement(stage=0, state="serving", since=now, step=10)
     sealed = seal_record(worker, record_key(run, 0, worker.peer_id, 0), said.to_bytes(), now + 60)
-    past, again = (Past(run, 1_000, 60.0, lambda: now) for _ in range(2))
+    past, again = (Past(run, lambda _: 1_000, 60.0, lambda: now) for _ in range(2))
     past.note(Member(worker.peer_id, said, now + 60, sealed=sealed))
     rows = [[*row, "told later"] for row in msgpack.unpackb(past.to_bytes())]
     again.take_up(msgpack.packb(rows))
