@@ -39,9 +39,7 @@ KeepCopies = Annotated[
 JoinMembers = Annotated[
     list[str] | None, typer.Option(help="Any member, to go on from another machine.", show_default=False)
 ]
-app = App(
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = App()
 for command in (init, invite, delegate, revoke):
     app.command()(command)
 
@@ -82,11 +80,12 @@ def bootstrap(
     ] = False,
     version: Version = False,
 ) -> None:
-    """Found a run: make its keys, sign its manifest, and run the seed peer that newcomers dial first.
+    """Found a run and keep its seed peer up.
 
-    Started again with the same --dir, it takes up the same run.
+    Newcomers dial it first. Started again with the same --dir, it takes up the same run. noloco-bootstrap is the
+    same program.
 
-    Example: noloco-bootstrap --preset llama-125m --tokenizer hub:HuggingFaceTB/SmolLM2-135M
+    Example: noloco found --preset llama-125m --tokenizer hub:HuggingFaceTB/SmolLM2-135M
     """
     if context.invoked_subcommand is not None:
         return

@@ -1,4 +1,4 @@
-"""`noloco`: tools for people. A swarm on this machine, and looks into one that runs anywhere.
+"""`noloco`: all that people type. A swarm on this machine, a node, a run, and looks into one that runs anywhere.
 
 The command modules hold options, and import what does the work when a command is called with ones that can be used:
 --help and mistakes come at once, and nobody waits for torch who does not need them.
@@ -6,10 +6,17 @@ The command modules hold options, and import what does the work when a command i
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from typing import Any
+
 from bootstrap.checking.manifest_cli import app as manifest_tools
+from bootstrap.creating.init_cli import init
+from bootstrap.creating.invite_cli import delegate, invite, revoke
 from bootstrap.dashboard.dashboard_cli import dashboard, watch
 from bootstrap.evaluation.eval_cli import evaluate
 from bootstrap.export.export_cli import export
+from bootstrap.found_cli import app as founding
 from bootstrap.generation.generate_cli import generate
 from bootstrap.inspect.inspect_cli import contributors, diagnose, doctor, links, status
 from bootstrap.inspect.node_cli import app as node_orders
@@ -17,39 +24,66 @@ from bootstrap.local.swarm_cli import swarm
 from bootstrap.placement.plan_cli import plan
 from bootstrap.simulation.simulate_cli import app as simulate
 from bootstrap.trace_cli import show_trace
+from node.cli import HELP_OPTIONS, with_value_of_compile
+from node.cli import node as join
 from node.command import App, Version
+from node.command_group import CommandGroup
 from node.watch.events import set_up_logging
 
-app = App(no_args_is_help=True)
-app.add_typer(manifest_tools, name="manifest")
-app.add_typer(simulate, name="simulate")
-app.add_typer(node_orders, name="node")
-app.command("trace")(show_trace)
-app.command()(swarm)
-app.command()(plan)
-app.command()(status)
-app.command()(dashboard)
-app.command()(watch)
-app.command()(links)
-app.command()(contributors)
-app.command()(doctor)
-app.command()(diagnose)
-app.command()(export)
-app.command()(generate)
-app.command("eval")(evaluate)
+Commands = dict[str, Callable[..., None] | App]
+COMMANDS: dict[str, Commands] = {  # as help lists them
+    "Try": {"swarm": swarm},
+    "Take part": {"join": join, "node": node_orders, "doctor": doctor},
+    "Found": {
+        "found": founding, "init": init, "manifest": manifest_tools, "invite": invite, "delegate": delegate,
+        "revoke": revoke, "plan": plan,
+    },
+    "Watch": {
+        "status": status, "dashboard": dashboard, "watch": watch, "links": links, "contributors": contributors,
+        "diagnose": diagnose, "trace": show_trace,
+    },
+    "Take the model out": {"export": export, "generate": generate, "eval": evaluate},
+    "Study": {"simulate": simulate},
+}  # fmt: skip
+PROGRAMS: Commands = {
+    "noloco-node": join,
+    "noloco-bootstrap": founding,
+}  # typed after noloco, they are understood
+
+
+class _InOrder(CommandGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for commands in COMMANDS.values() for name in commands]
+
+
+def _register(name: str, command: Callable[..., None] | App, panel: str | None) -> None:
+    settings: dict[str, Any] = {"rich_help_panel": panel, "hidden": panel is None}
+    if isinstance(command, App):
+        app.add_typer(command, name=name, **settings)
+    else:
+        context = HELP_OPTIONS if command is join else None
+        app.command(name, context_settings=context, **settings)(command)
+
+
+app = App(cls=_InOrder, no_args_is_help=True)
+for _panel, _commands in COMMANDS.items():
+    for _name, _command in _commands.items():
+        _register(_name, _command, _panel)
+for _name, _command in PROGRAMS.items():
+    _register(_name, _command, None)
 
 
 @app.callback()
 def noloco(version: Version = False) -> None:
-    """Tools around a noloco run: try it on this machine, watch it, measure it, take the model out.
+    """Train a model together with others: try it here, join a run or found one, watch it, take the model out.
 
-    Example: noloco swarm
+    Example: noloco help join
     """
     set_up_logging(verbose=False)
 
 
 def main() -> None:
-    app()
+    app(args=with_value_of_compile(sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ def show_trace(
     ],
     skip: Annotated[float, typer.Option(min=0.0, help="Seconds to skip at the beginning.")] = 0.0,
 ) -> None:
-    """Show where the time of nodes went: what they computed and what they stood still for.
+    """Show what nodes computed, and what they stood still for.
 
     Example: noloco trace trace.json
     """

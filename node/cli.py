@@ -6,6 +6,7 @@ It imports what trains, torch above all, once the settings are known to be usabl
 from __future__ import annotations
 
 import gc
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,27 +24,37 @@ from node.machine.processes import end_process
 from node.watch.events import set_up_logging
 from node.watch.phases import Phases, told_while_importing
 from protocol.addresses import check_address, check_announced
-from protocol.errors import JoinError, NolocoError, TokenError
+from protocol.errors import JoinError, NolocoError, TokenError, UserError
 from protocol.tokens import Token
 from protocol.transport.ports import require_port
 
+Addresses = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ADDRESS", hidden=True),
+]
+HELP_OPTIONS = {"help_option_names": ["-h", "--help", "--help-all"]}
 app = App()
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help", "--help-all"]})
+@app.command(context_settings=HELP_OPTIONS)
 @options_from(NodeConfig, RARE)
 def node(
+    addresses: Addresses = None,
     config: Annotated[Path | None, typer.Option(help="Settings file (TOML).", show_default=False)] = None,
     version: Version = False,
     **flags: object,
 ) -> None:
-    """Train one pipeline stage of a run together with other volunteers.
+    """Train one stage of a run together with other volunteers.
 
-    Every setting can also be given as NOLOCO_<NAME> in the environment. --help-all shows those that few people need.
+    `noloco join ADDRESS` is noloco-node --join ADDRESS. Every setting can also be NOLOCO_<NAME> in the environment.
+    --help-all shows those that few people need.
 
-    Example: noloco-node --join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW… --port 31337
+    Example: noloco join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW… --port 31337
     """
     try:
+        if addresses:
+            given = flags["join"]
+            flags["join"] = [*(given if isinstance(given, list) else ()), *map(_address, addresses)]
         settings = build_config(flags, file=config)
         require_usable(settings)
         require_room_to_start()
@@ -58,6 +69,16 @@ def node(
     gc.freeze()  # what was imported stays: each look at it for cycles would take 150 ms
     run_async(start(settings, phases))
     end_process()
+
+
+def _address(word: str) -> str:
+    """Return the word, unless it can only be a command. Raises `UserError`."""
+    if re.fullmatch(r"[\w-]+", word):
+        raise UserError(
+            f"{word!r} is a word where the address of a member belongs, as /ip4/…/tcp/…/p2p/…. Did you mean "
+            "noloco-node --help, or another command of noloco? noloco help lists them."
+        )
+    return word
 
 
 def require_usable(settings: NodeConfig) -> None:

@@ -15,6 +15,7 @@ import typer
 import uvloop
 from pydantic import BaseModel
 
+from node.command_group import CommandGroup
 from node.machine.cores import keep_within_quota
 from node.machine.home import paths_at_home
 from node.machine.open_files import take_open_files
@@ -60,10 +61,14 @@ def fail(error: NolocoError) -> NoReturn:
 
 
 class App(typer.Typer):
-    """A typer application for whose commands ~ stands for a home folder in every path, however it was given."""
+    """A typer application whose help is in groups, and whose commands take ~ for a home folder in every path."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(pretty_exceptions_enable=False, rich_markup_mode=None, **settings)
+        usual: dict[str, Any] = {
+            "cls": CommandGroup,
+            "context_settings": {"help_option_names": ["--help", "-h"]},
+        }
+        super().__init__(pretty_exceptions_enable=False, rich_markup_mode=None, **usual | settings)
 
     def __call__(self, *given: Any, **settings: Any) -> Any:
         without_named_locks()

@@ -68,7 +68,9 @@ def check(
     token: AccessToken = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Check a manifest, and show memory, bytes, hours, power and money that its run takes.
+    """Check a manifest, and show what a run by it takes.
+
+    In memory, bytes, hours, power and money.
 
     Ends with code 2 and a line for each problem when the manifest cannot be used.
 

@@ -102,9 +102,9 @@ def init(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask any questions.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a commented manifest from a few questions or from flags, for noloco-bootstrap --manifest.
+    """Write a commented manifest, from a few questions or flags.
 
-    Example: noloco-bootstrap init my-run.toml --size tiny --stages 4
+    Example: noloco init my-run.toml --size tiny --stages 4
     """
     given = {flag: value for flag, value in locals().items() if flag in QUESTIONS and value is not None}
     try:

@@ -26,7 +26,7 @@ def invite(
     ] = None,
     directory: Directory = Path("noloco-run"),
 ) -> None:
-    """Make a token for a private run, print it, and with it the whole line that its holder joins with.
+    """Make a token for a private run, and the line to join with.
 
     Keep it as secret as a key. For an open run, which has no tokens, print that line alone.
 
@@ -61,7 +61,9 @@ def delegate(
     days: Days = 90.0,
     directory: Directory = Path("noloco-run"),
 ) -> None:
-    """Let somebody else make tokens until it expires; revoking the file ends all of them.
+    """Let somebody else make tokens for a while.
+
+    Revoking the file ends all of them.
 
     Example: noloco-bootstrap delegate friend.delegate
     """
@@ -80,7 +82,9 @@ def revoke(
     join: Join = None,
     directory: Directory = Path("noloco-run"),
 ) -> None:
-    """Shut out whoever came with these tokens, or these peers; members know within a minute.
+    """Shut out who came with these tokens, or these peers.
+
+    Members know within a minute.
 
     A seed peer that runs from the same --dir tells the members; otherwise name one with --join.
 

@@ -28,7 +28,7 @@ def dashboard(
     ] = None,
     token: AccessToken = "",
 ) -> None:
-    """Show a run on a web page, with its metrics for Prometheus at /metrics.
+    """Show a run on a web page, and its metrics at /metrics.
 
     Example: noloco dashboard --join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW… --listen 127.0.0.1:8765
     """
@@ -64,7 +64,7 @@ def watch(
     ] = None,
     seconds: Annotated[float, typer.Option(min=1, help="Between two points of the curves.")] = 10,
 ) -> None:
-    """Follow a run from any member and write its curves for other programs, until Ctrl-C.
+    """Follow a run and write its curves for other programs.
 
     Example: noloco watch --join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW… --tensorboard runs/mine
     """

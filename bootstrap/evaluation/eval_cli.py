@@ -42,9 +42,9 @@ def evaluate(
     ] = False,
     tokenizer: TokenizerFile = "",
 ) -> None:
-    """Measure loss, perplexity and bits per byte, of an export or of a running swarm.
+    """Measure loss, perplexity and bits per byte.
 
-    Without --data on text that the run holds out; --data files are measured whole.
+    Of an export or of a run. Without --data on text that the run holds out; --data files are measured whole.
 
     Example: noloco eval --join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…
     """

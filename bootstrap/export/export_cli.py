@@ -28,7 +28,7 @@ def export(
     shard_size: Annotated[str, typer.Option(help="Maximum file size, such as 2GB or 500MB.")] = DEFAULT_SHARD,
     tokenizer: TokenizerFile = "",
 ) -> None:
-    """Write a Hugging Face checkpoint of a running or finished swarm.
+    """Write a Hugging Face checkpoint of a run, finished or not.
 
     Started again with the same --out, an export that was cut short goes on where it stopped.
 

@@ -29,7 +29,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same text.")] = 0,
     tokenizer: TokenizerFile = "",
 ) -> None:
-    """Let a model continue a text: one in a directory, or straight from a running swarm.
+    """Let a model continue a text: an export, or that of a run.
 
     Example: noloco generate "Once upon a time" --model model --temperature 0.8
     """

@@ -25,7 +25,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one line for each look.")] = False,
     picture: Annotated[Path | None, typer.Option(help="Also save the table as an SVG file.")] = None,
 ) -> None:
-    """Say how a running swarm is, as seen from outside: in words, by stage, by node.
+    """Say how a run is: in words, by stage, by node.
 
     Example: noloco status --join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…
     """
@@ -39,7 +39,7 @@ def links(
     token: AccessToken = "",
     out: Annotated[Path | None, typer.Option(help="Write a scenario for `noloco plan` to this file.")] = None,
 ) -> None:
-    """Show the links between a running swarm's nodes, as measured by themselves.
+    """Show the links between a run's nodes, as they measured them.
 
     Example: noloco links --join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…
     """
@@ -53,7 +53,9 @@ def contributors(
     token: AccessToken = "",
     json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Show who gave how much to a run, in all lives of their nodes, by what others have signed for.
+    """Show who gave how much to a run, by what others signed for.
+
+    It counts all lives of their nodes.
 
     Example: noloco contributors --join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…
     """
@@ -68,9 +70,10 @@ def diagnose(
     state_dir: Annotated[Path, typer.Option(help="Of the node that a report is of.")] = Path("noloco-state"),
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("noloco-diagnosis.json"),
 ) -> None:
-    """Write one file for a bug report: versions, settings, last events and log, how the run is.
+    """Write one file for a bug report.
 
-    Addresses, peers, names, paths and tokens are replaced by numbers. It says what is in it.
+    It has versions, settings, the last events and log, and how the run is. Addresses, peers, names, paths and
+    tokens are replaced by numbers. It says what is in it.
 
     Example: noloco diagnose --state-dir noloco-state
     """
@@ -98,10 +101,11 @@ def doctor(
         int, typer.Option(min=0, max=65_535, help="TCP port to be dialled back at; 0 is any.")
     ] = 31337,
 ) -> None:
-    """Check this machine, and with --join the way to a run: clock, port, uplink. Or a node that runs, with --self.
+    """Check this machine, and with --join the way to a run.
 
-    Exit code 1 when something is wrong, 2 when a private run does not let it in. --self also shows the states of
-    stages that the directory keeps. A seed peer's directory is the one that its keys are in.
+    It looks at clock, port and uplink; with --self at a node that runs. Exit code 1 when something is wrong, 2 when
+    a private run does not let it in. --self also shows the states of stages that the directory keeps. A seed peer's
+    directory is the one that its keys are in.
 
     Example: noloco doctor --join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…
     """

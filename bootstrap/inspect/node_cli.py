@@ -20,8 +20,7 @@ LOOK_SECONDS = 0.2
 
 app = App(
     no_args_is_help=True,
-    help="Pause, resume or end a node that runs on this machine, change its limits, or ask how it is.\n\n"
-    "Example: noloco node pause",
+    help="Pause, resume or end a node here, or change its limits.\n\nExample: noloco node pause",
 )
 
 StateDir = Annotated[
@@ -33,9 +32,10 @@ HERE = Path("noloco-state")
 
 @app.command()
 def pause(state_dir: StateDir = HERE, device: Device = "") -> None:
-    """Finish what is in flight and give the device's memory back, within ten seconds.
+    """Finish what is in flight and give the device's memory back.
 
-    The node stays a member of the run, and goes on with `noloco node resume`, where it was.
+    That takes ten seconds at most. The node stays a member of the run, and goes on with `noloco node resume`, where
+    it was.
 
     Example: noloco node pause
     """
@@ -57,7 +57,7 @@ def resume(state_dir: StateDir = HERE, device: Device = "") -> None:
 
 @app.command()
 def finish(state_dir: StateDir = HERE, device: Device = "") -> None:
-    """Leave the run as with Ctrl-C: finish what is in flight, save, withdraw.
+    """Leave the run as with Ctrl-C: finish, save, withdraw.
 
     Example: noloco node finish
     """
@@ -68,7 +68,7 @@ def finish(state_dir: StateDir = HERE, device: Device = "") -> None:
 
 @app.command()
 def status(state_dir: StateDir = HERE, device: Device = "") -> None:
-    """What the node does, how far it is, and the limits that its volunteer set.
+    """Show what the node does, how far it is, and its limits.
 
     Example: noloco node status --state-dir noloco-state
     """
@@ -99,9 +99,10 @@ def limits(
     network_hours: Times = None,
     only_idle: Idle = None,
 ) -> None:
-    """Show the node's limits, each with what it limits, or change them at once; none lifts one.
+    """Show the node's limits, or change them at once.
 
-    A change holds until the node ends: what keeps it in the settings file is printed.
+    Each stands beside what it limits; none lifts one. A change holds until the node ends: what keeps it in the
+    settings file is printed.
 
     Example: noloco node limits --max-upload 5Mbit --hours none
     """

@@ -99,7 +99,9 @@ def swarm(
     dashboard: Dashboard = "",
     chaos: Chaos = None,
 ) -> None:
-    """Train one model with a swarm of real peers on this machine, and export it.
+    """Train a model with a swarm of real peers on this machine.
+
+    At the end it is measured and exported.
 
     Example: noloco swarm --data 'books/*.txt' --replicas 2
     """

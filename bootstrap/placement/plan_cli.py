@@ -11,7 +11,7 @@ from protocol.errors import NolocoError
 
 
 def plan(**options: Any) -> None:
-    """Place devices in pipeline stages so that training waits least for the network.
+    """Place devices in stages so that training waits least.
 
     Example: noloco plan --scenario links.json --stages 8
     """

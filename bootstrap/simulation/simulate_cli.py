@@ -81,7 +81,7 @@ class LearningOptions:
 
 @app.command()
 def learning(**given: Any) -> None:
-    """Show how well a setting learns: every replica of every stage in one process, no network.
+    """Show how well a setting learns, all replicas in one process.
 
     LIST, such as 4,8, is tried in every combination.
 
@@ -135,7 +135,7 @@ def simulate_attacks(
     results: Annotated[Path | None, Option(help="File for results, to resume from.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Show what peers that do wrong cost a run, and how soon the others find out.
+    """Show what peers that do wrong cost, and how soon it is seen.
 
     Kinds: sign-flip, scaled, inner-product, drift (averages); label-flip, wrong-activations, flooding
     (first stage); wrong-gradients, cached-answers, odd-answers, holding, false-stats (last stage);
@@ -173,7 +173,9 @@ def simulate_peers(
     page: Annotated[Path | None, Option(help="Write the report as one HTML page, too.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Simulate up to 10,000 peers that come, go and fail, with the daemon's own decisions.
+    """Simulate up to 10,000 peers that come, go and fail.
+
+    They decide by the daemon's own code.
 
     Presets: lab-8, regional-64, world-1k, world-10k, spot-churn, mass-exit, partition, flash-crowd,
     slow-fifth (docs/scaling.md). Exits with 1 and a sentence when a bound of the report is broken.
