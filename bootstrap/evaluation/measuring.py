@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 
 HELD_OUT_SEQUENCES = 256
 SECOND_AFTER = 15.0  # seconds in which a route evaluated nothing, after which another one is tried beside it
+GIVEN_UP_AFTER = 120.0  # seconds of the same, after which a route is given up where each is to be measured
 LONGEST: int = Data.model_fields["longest_document"].default  # bytes of a document where no run says it
 AT_ONCE = 8  # sequences that an export computes together
 IN_FLIGHT = 4
@@ -118,21 +120,52 @@ async def evaluate_swarm(
         text = await in_background(
             "data", wanted.text, manifest, load_tokenizer(raw, manifest), tokenizer, *sizes
         )
-        choices = (
-            [[route] for route in await observer.routes()]
-            if every_replica
-            else [await observer.drawn_routes()]
-        )
-        losses = []
-        for routes in choices:
+        if every_replica:
+            await evaluate_each(observer, text, await observer.routes())
+            return
+        with bars() as shown:
+            route, loss = await evaluate_any(
+                observer, text, await observer.drawn_routes(), partial(shown.update, "Evaluating")
+            )
+        print(f"{loss}, through {short(route)}")
+
+
+async def evaluate_each(observer: Observer, text: MeasuredText, routes: Sequence[Sequence[PeerId]]) -> None:
+    """Print the loss of each route. Raises as `evaluate_route` once all have failed."""
+    losses, failure = list[float](), None
+    for route in routes:
+        try:
             with bars() as shown:
-                route, loss = await evaluate_any(
-                    observer, text, routes, lambda done, total: shown.update("Evaluating", done, total)
+                loss = await _evaluate_while_it_answers(
+                    observer, text, route, partial(shown.update, "Evaluating")
                 )
-            print(f"{loss}, through {short(route)}")
-            losses.append(loss.nats)
-        if len(losses) > 1:
-            print(f"{sum(losses) / len(losses):.4f} nats per token, mean over {len(losses)} routes")
+        except (PeerUnreachable, DeadlineExceeded, Refused) as error:
+            failure = error
+            print(f"Passed over {short(route)}: {error}", file=sys.stderr)
+            continue
+        print(f"{loss}, through {short(route)}")
+        losses.append(loss.nats)
+    if failure is not None and not losses:
+        raise failure
+    if len(losses) > 1:
+        print(f"{sum(losses) / len(losses):.4f} nats per token, mean over {len(losses)} routes")
+
+
+async def _evaluate_while_it_answers(
+    observer: Observer, text: MeasuredText, route: Sequence[PeerId], progress: Progress
+) -> Loss:
+    """As `evaluate_route`; raises `DeadlineExceeded`, too, when nothing was evaluated for `GIVEN_UP_AFTER`."""
+    clock = asyncio.get_running_loop().time
+    try:
+        async with asyncio.timeout(GIVEN_UP_AFTER) as limit:
+
+            def got_on(done: int, total: int) -> None:
+                limit.reschedule(clock() + GIVEN_UP_AFTER)
+                progress(done, total)
+
+            return await evaluate_route(observer, text, route, got_on)
+    except TimeoutError:
+        raise DeadlineExceeded(f"it evaluated nothing for {GIVEN_UP_AFTER:.0f} s") from None
 
 
 def evaluate_export(directory: Path, wanted: WantedLosses) -> None:

@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from bootstrap.evaluation.measuring import (
+    GIVEN_UP_AFTER,
     SECOND_AFTER,
     MeasuredText,
     WantedLosses,
     evaluate_any,
+    evaluate_each,
     evaluate_route,
     evaluate_swarm,
 )
@@ -24,12 +26,12 @@ from bootstrap.export.tokenizer import tokenizer_of_run
 from bootstrap.generation.decoding import Decoding
 from bootstrap.generation.swarm_answer import FIRST_PATIENCE, SwarmAnswer
 from bootstrap.generation.writing import first_tokens
-from bootstrap.inspect.observer import Observer
+from bootstrap.inspect.observer import Observer, short
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.pipeline.inference import Inference
 from protocol.codec import encode
-from protocol.errors import JoinError, Refused
+from protocol.errors import DeadlineExceeded, JoinError, Refused
 from protocol.ground import PeerId
 from protocol.messages.training import Predict, Predicted
 from protocol.rpc import Answer, Request
@@ -293,6 +295,31 @@ def test_each_replica_in_turn_is_measured(
     assert sorted(" → ".join(line.split("through ")[1] for line in lines).split(" → ")) == sorted(replicas)
     assert "mean over 3 routes" in mean
     assert one_alone in lines
+
+
+def test_a_replica_that_keeps_requests_is_passed_over_where_each_is_measured(
+    keepers: set[PeerId], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Failed before: it was waited for as long as it reported that it lives, an hour for each sequence."""
+
+    async def look(swarm: SimulatedSwarm, observer: Observer) -> list[PeerId]:
+        clock = asyncio.get_running_loop().time
+        tokens = torch.zeros(2, 16, dtype=torch.int64)
+        text = MeasuredText([(tokens, tokens)] * 3, 96)
+        routes = await observer.routes()
+        keepers.add(routes[0][1])
+        began = clock()
+        await evaluate_each(observer, text, routes)
+        assert clock() - began < GIVEN_UP_AFTER + 10.0
+        keepers.add(routes[1][1])
+        with pytest.raises(DeadlineExceeded, match="evaluated nothing for 120 s"):
+            await evaluate_each(observer, text, routes)
+        return routes[0]
+
+    silent = visiting(2, look, inner__total_steps=6)
+    told = capsys.readouterr()
+    assert len(told.out.splitlines()) == 1
+    assert f"Passed over {short(silent)}: it evaluated nothing" in told.err
 
 
 def test_requests_that_fit_no_model_are_refused() -> None:
