@@ -106,7 +106,7 @@ class Channel:
             self.fail(reason)
 
     def _hand_out(self, frame: Frame) -> None:
-        """Give a frame to whoever waits for it. Raises `WireError` for one that nobody asked for."""
+        """Hand a frame to the call that waits for it. Raises `WireError` for a frame that no call asked for."""
         if frame.type is FrameType.PROGRESS:
             self._note_progress(frame)
         elif waiting := self.waiting.pop(frame.request_id, None):

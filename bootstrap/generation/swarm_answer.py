@@ -34,7 +34,11 @@ FORGIVEN = 5  # times that the route may forget what it has seen; then all token
 
 @dataclass
 class _Way:
-    """A route, and what it remembers of the answer. Mutable state: all but the route and the answer's name there."""
+    """A route and the tokens of the answer that its peers remember.
+
+    Mutable state: how many tokens they remember, and how often they had forgotten them. `name` is the answer's name
+    on this route.
+    """
 
     route: Sequence[PeerId]
     name: str = field(default_factory=lambda: secrets.token_hex(16))

@@ -40,7 +40,7 @@ def _usual() -> list[Path]:
 
 
 def _found(admission: Admission, places: Sequence[Path]) -> str:
-    """The first token that holds here; else the first one of this run, so that what is wrong with it is told."""
+    """Return the first token that admits this peer; else the run's first one, whose refusal tells what is wrong."""
     found = list(dict.fromkeys(token for place in places for token in _tokens_in(place, admission.run_id)))
     for token in found:
         if admission.admits(admission.me, Token.from_text(token).credential(admission.me)):

@@ -44,8 +44,8 @@ ODD = 5.0  # deviations of a sender's mean that is not like others'
 AGAIN = 2.0  # deviations within which the mean of a doubted sender is like others' again
 ALIKE = 1.0  # deviations within which a microbatch of such a sender counts
 NOTHING = 1e-9  # nats
-# Of the device's time for what did not count by its loss: of one sender and of all such senders. So many microbatches
-# at once are free of it, since whoever was behind is judged by as many, once it has caught up.
+# Shares of the device's time for microbatches that do not count for their loss, for one sender and for all such
+# senders. The first microbatches, below, are free: a sender that was behind is judged by that many once it caught up.
 ODD_SHARE, ALL_ODD_SHARE = 0.05, 0.1
 ODD_AT_ONCE, ALL_ODD_AT_ONCE = 16, 64
 ODD_PAUSE = 1.0  # seconds until a sender that has used up its share is refused

@@ -48,7 +48,7 @@ NEAR_ROUNDS = 4  # nor is one that is so near, in rounds
 
 
 class CopyService:
-    """Offers the states on this peer's disk to whoever asks.
+    """Offers the states on this peer's disk to any peer that asks.
 
     Mutable state: none but the directories; each question looks at what is there.
     """
@@ -72,7 +72,7 @@ class CopyService:
         )
 
     def kept(self) -> list[KeptCheckpoint]:
-        """Everything that can be offered. Takes milliseconds of the disk: for another thread."""
+        """Return all copies that can be offered. Call it in another thread: it reads the disk for milliseconds."""
         return [kept for one in self._directories for kept in one.kept_with_older(self._run_id)]
 
     async def on_copies(self, request: Request[GetCopies]) -> Answer[Copies]:
@@ -134,7 +134,7 @@ def is_recent(step: int, saved: float, past: Remembered, inner_steps: int) -> bo
 def chosen(
     offers: Mapping[PeerId, Sequence[StageCopy]], past: Sequence[Remembered], lifetime: float
 ) -> OfferedCopy | None:
-    """The copy to take: of the oldest lineage the furthest; None where there is none that the stage's past bears out.
+    """Return the copy to take: the furthest of the oldest lineage; None if the stage's past bears none out.
 
     A copy is of a lineage that members are known to have had, and no further than they can be by now: anybody can
     offer one. Those who offer the same have one of the same round and beginning; of several the one of most peers.
@@ -155,12 +155,12 @@ def chosen(
 
 
 def _further(past: Sequence[Remembered]) -> int:
-    """The steps that a member may have gone on after the last record of it that was read."""
+    """Return how many steps a member may have done since its last record that was read."""
     return max(100, max(one.step for one in past) // 4)
 
 
 class StageCopies:
-    """The copies that others have of one stage. Mutable state: those who offered one and did not give it."""
+    """Finds the copies that others have of one stage. Mutable state: peers that offered one and did not give it."""
 
     def __init__(self, membership: Membership, past: Past, wanted: WantedState) -> None:
         self._membership = membership
@@ -176,7 +176,7 @@ class StageCopies:
         return self.chosen(await self.offers(beyond))
 
     def chosen(self, offers: Mapping[PeerId, Sequence[StageCopy]]) -> OfferedCopy | None:
-        """The copy to take of these, see the function; of nobody whose copy could not be fetched."""
+        """Return the copy to take of these, as `chosen` does, without peers whose copy could not be fetched."""
         possible = {
             peer: [copy for copy in copies if self._wanted.limits.allow(copy.step, copy.round)]
             for peer, copies in offers.items()
@@ -185,7 +185,7 @@ class StageCopies:
         return chosen(possible, self._past.of(self._wanted.stage), self._membership.lifetime)
 
     async def offers(self, beyond: int) -> dict[PeerId, list[StageCopy]]:
-        """Ask those who had the stage last, and others, as the seed peer, for copies beyond step `beyond`.
+        """Ask the peers that had the stage last, the seed peer and others for copies beyond step `beyond`.
 
         Takes `ASK_DEADLINE`; a peer that does not answer by then has no copy.
         """
@@ -213,7 +213,7 @@ class StageCopies:
         return offers
 
     async def fetch(self, offer: OfferedCopy, tell: Callable[[float], None]) -> State:
-        """Fetch the copy, see `fetch_copy`. Whoever offers one and does not give it has none from then on."""
+        """Fetch the copy, see `fetch_copy`. A peer that offers one and does not give it is not asked again."""
         try:
             return await fetch_copy(self._membership.rpc, offer, self._wanted, tell)
         except JoinError:
