@@ -37,7 +37,7 @@ def print_digest() -> None:
 
 
 def test_one_seed_gives_one_run_whatever_the_process_hashes() -> None:
-    call = [sys.executable, "-c", "from tests.swarm.test_same_seed import print_digest; print_digest()"]
+    call = [sys.executable, "-c", "from tests.real.test_same_seed import print_digest; print_digest()"]
     said = [
         subprocess.run(
             call, env={**os.environ, "PYTHONHASHSEED": seed}, check=True, capture_output=True, text=True
