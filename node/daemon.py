@@ -92,8 +92,8 @@ class Node:
 
     async def _live(self) -> None:
         if reason := self.rest.reason:
-            self.member.events.say(f"Waiting before it joins: {reason}", "waiting-to-join", reason=reason)
-            await self.rest.last(self._leaving)
+            self.member.events.emit("waiting-to-join", reason=reason)
+            await self._rest("waiting before it joins")
         await until_event(self.join(), self._leaving)
         while (end := await self.train()) != "left":
             if end == "moving":
@@ -253,13 +253,19 @@ class Node:
         if not self._leaving.is_set():
             member.leave_by = None
         member.events.say("Paused; the memory of the device is free.", "paused", reason=self.rest.reason)
-        await self.rest.last(self._leaving)
+        await self._rest("paused")
+        member.events.phases.drop()
         if self._leaving.is_set():
             return
         member.events.say("Going on.", "resumed")
         if checkpoint is None and member.surroundings.state is not None:
             checkpoint = await asyncio.to_thread(member.surroundings.state.checkpoint, self.signed.run_id)
         await until_event(self._serve_where_needed(checkpoint), self._leaving)
+
+    async def _rest(self, doing: str) -> None:
+        """Rest as long as anybody asks for it, as a phase that shows why; or until told to leave."""
+        self.member.events.begin(doing, lambda: self.rest.reason)
+        await self.rest.last(self._leaving)
 
     # --- moving -------------------------------------------------------------------------------
 

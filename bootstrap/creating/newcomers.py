@@ -9,7 +9,7 @@ from itertools import count
 
 from node.membership.discovery import read_stages
 from node.membership.view import Member, View
-from node.watch.words import waiting_sentence
+from node.watch.words import missing_sentence, waiting_sentence
 from protocol.errors import NolocoError
 from protocol.ground import PeerId
 from protocol.messages.peers import Awaited, GetStats
@@ -44,12 +44,11 @@ class Roll:
 
     def _summary(self) -> str:
         counts = [list(self._known.values()).count(stage) for stage in range(self._stages)]
-        missing = [str(stage) for stage, count in enumerate(counts) if not count]
+        missing = [stage for stage, count in enumerate(counts) if not count]
         there = ", ".join(f"{count} at stage {stage}" for stage, count in enumerate(counts) if count)
         if not missing:
             return f"All stages are served: {there}."
-        need = f"stage {missing[0]}" if len(missing) == 1 else f"stages {', '.join(missing)}"
-        return f"Missing before anything is trained: {need}. Here: {there or 'nobody yet'}."
+        return f"{missing_sentence(missing)} Here: {there or 'nobody yet'}."
 
 
 class Waiting:

@@ -173,6 +173,8 @@ class LocalSwarm:
 
     async def _watch(self, observer: Observer) -> None:
         """Show the swarm until every live node has finished."""
+        if self._console.is_terminal:  # the table shows what the nodes do
+            self._progress.doing("")
         draw, close = display(self._console)
         deadline = self._elapsed + START_SECONDS + self.plan.minutes * 60 + FINISH_SECONDS
         try:

@@ -168,7 +168,7 @@ def _started(chaos: int | None, dashboard: str) -> Iterator[tuple[Console, Statu
     """
     from rich.console import Console
 
-    from bootstrap.local.progress import StatusLine
+    from bootstrap.local.progress import LineInPlace, StatusLine
 
     console = Console(markup=False)
     console.print("Starting a swarm on this machine. Ctrl-C ends it.")
@@ -178,7 +178,8 @@ def _started(chaos: int | None, dashboard: str) -> Iterator[tuple[Console, Statu
         listening = open_page(dashboard, say)
     except NolocoError as error:
         fail(error)
-    with listening or nullcontext(), StatusLine(say) as progress:
+    in_place = LineInPlace(console) if console.is_terminal and not console.is_dumb_terminal else None
+    with listening or nullcontext(), StatusLine(say, in_place) as progress:
         progress.doing("importing torch")
         yield console, progress, listening
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,12 @@ def clock_time(time: float, now: float) -> str:
 def jump_sentence(loss: float, best: LossBest, now: float) -> str:
     """ "loss 5.21, was 3.62 at 13:55"."""
     return f"loss {loss:.2f}, was {best.loss:.2f} at {clock_time(best.time, now)}"
+
+
+def missing_sentence(missing: Sequence[int]) -> str:
+    """ "Missing before anything is trained: stage 0." """
+    need = f"stage {missing[0]}" if len(missing) == 1 else f"stages {', '.join(map(str, missing))}"
+    return f"Missing before anything is trained: {need}."
 
 
 def waiting_sentence(awaited: Awaited, now: float) -> str:
