@@ -92,7 +92,8 @@ class Node:
 
     async def _live(self) -> None:
         if reason := self.rest.reason:
-            self.member.events.emit("waiting-to-join", reason=reason)
+            sentence = "A limit of yours forbids to train now."
+            self.member.events.say(sentence, "waiting-to-join", reason=reason)
             await self._rest("waiting before it joins")
         await until_event(self.join(), self._leaving)
         while (end := await self.train()) != "left":
@@ -236,8 +237,13 @@ class Node:
         service = self._serving
         await service.checkpoints.try_to_save()
         await service.announce("finished")
+        step, total = service.replica.step, service.context.manifest.inner.total_steps
+        why = "the stages before have ended" if service.stage else "time over"
+        ended = (
+            "The run is complete here" if step >= total else f"Stopped at step {step:,} of {total:,} ({why})"
+        )
         self.member.events.say(
-            "The run is complete here. This node stays to serve the model; Ctrl-C leaves.",
+            f"{ended}. This node stays to serve the model; Ctrl-C leaves.",
             "finished",
             step=service.replica.step,
             round=service.replica.round,

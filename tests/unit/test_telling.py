@@ -112,10 +112,13 @@ def test_a_wait_is_written_in_a_file_at_seconds_that_grow_and_when_something_els
     ]
 
 
-def test_on_a_terminal_one_line_is_rewritten_and_what_is_logged_stands_above_it() -> None:
+def test_on_a_terminal_one_line_is_rewritten_and_what_is_logged_stands_above_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     shown, clock = io.StringIO(), FakeClock()
     screen = Screen(Console(file=shown, force_terminal=True, width=80))
     logger = logging.getLogger("noloco")
+    monkeypatch.setattr(logger, "propagate", False)  # what other handlers say goes to the screen, too
     logger.addHandler(screen)
     logger.setLevel(logging.INFO)
     try:
