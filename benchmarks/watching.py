@@ -94,7 +94,7 @@ def trained(steps: int, viewers: int, seconds: float) -> list[float]:
                 elif re.search(r"(\d+)/\1 alive", line) and not trains.is_set() and not windows:
                     trains.set()
                     threading.Thread(target=switch, args=(process.pid, seconds, windows, trains)).start()
-                elif "Training is complete" in line:
+                elif re.search("Training (is complete|stopped)", line):
                     trains.clear()
         trains.clear()
         if process.returncode:

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,11 +28,15 @@ from protocol.errors import JoinError, NolocoError, TokenError, UserError
 from protocol.tokens import Token
 from protocol.transport.ports import require_port
 
+if TYPE_CHECKING:
+    from node.watch.screen import Screen
+
 Addresses = Annotated[
     list[str] | None,
     typer.Argument(metavar="ADDRESS", hidden=True),
 ]
 HELP_OPTIONS = {"help_option_names": ["-h", "--help", "--help-all"]}
+
 app = App()
 
 
@@ -61,13 +65,14 @@ def node(
         take_open_files()
     except NolocoError as error:
         fail(error)
-    set_up_logging(settings.verbose)
-    phases = Phases()
+    screen = _screen() if settings.panel and sys.stderr.isatty() else None
+    set_up_logging(settings.verbose, shown=screen)
+    phases = Phases(rewrite=screen.wait if screen is not None else None)
     phases.begin("loading torch")
     with told_while_importing(phases):
         from node.serving import start
     gc.freeze()  # what was imported stays: each look at it for cycles would take 150 ms
-    run_async(start(settings, phases))
+    run_async(start(settings, phases, screen))
     end_process()
 
 
@@ -79,6 +84,12 @@ def _address(word: str) -> str:
             "noloco-node --help, or another command of noloco? noloco help lists them."
         )
     return word
+
+
+def _screen() -> Screen | None:
+    from node.watch.screen import screen_here
+
+    return screen_here()
 
 
 def require_usable(settings: NodeConfig) -> None:

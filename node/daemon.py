@@ -92,8 +92,9 @@ class Node:
 
     async def _live(self) -> None:
         if reason := self.rest.reason:
-            self.member.events.say(f"Waiting before it joins: {reason}", "waiting-to-join", reason=reason)
-            await self.rest.last(self._leaving)
+            sentence = "A limit of yours forbids to train now."
+            self.member.events.say(sentence, "waiting-to-join", reason=reason)
+            await self._rest("waiting before it joins")
         await until_event(self.join(), self._leaving)
         while (end := await self.train()) != "left":
             if end == "moving":
@@ -236,8 +237,13 @@ class Node:
         service = self._serving
         await service.checkpoints.try_to_save()
         await service.announce("finished")
+        step, total = service.replica.step, service.context.manifest.inner.total_steps
+        why = "the stages before have ended" if service.stage else "time over"
+        ended = (
+            "The run is complete here" if step >= total else f"Stopped at step {step:,} of {total:,} ({why})"
+        )
         self.member.events.say(
-            "The run is complete here. This node stays to serve the model; Ctrl-C leaves.",
+            f"{ended}. This node stays to serve the model; Ctrl-C leaves.",
             "finished",
             step=service.replica.step,
             round=service.replica.round,
@@ -253,13 +259,19 @@ class Node:
         if not self._leaving.is_set():
             member.leave_by = None
         member.events.say("Paused; the memory of the device is free.", "paused", reason=self.rest.reason)
-        await self.rest.last(self._leaving)
+        await self._rest("paused")
+        member.events.phases.drop()
         if self._leaving.is_set():
             return
         member.events.say("Going on.", "resumed")
         if checkpoint is None and member.surroundings.state is not None:
             checkpoint = await asyncio.to_thread(member.surroundings.state.checkpoint, self.signed.run_id)
         await until_event(self._serve_where_needed(checkpoint), self._leaving)
+
+    async def _rest(self, doing: str) -> None:
+        """Rest as long as anybody asks for it, as a phase that shows why; or until told to leave."""
+        self.member.events.begin(doing, lambda: self.rest.reason)
+        await self.rest.last(self._leaving)
 
     # --- moving -------------------------------------------------------------------------------
 

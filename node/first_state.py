@@ -25,7 +25,7 @@ from node.state.copies import OfferedCopy, StageCopies, is_recent
 from node.state.transfer import FRESH_ROUNDS
 from node.storage.checkpoint_files import Checkpoint
 from node.trainer import Trainer
-from node.watch.words import waiting_sentence
+from node.watch.words import clock_time, waiting_sentence
 from protocol.errors import CheckpointError, JoinError, NolocoError
 from protocol.lineage import Lineage
 from protocol.messages.peers import Awaited
@@ -263,7 +263,10 @@ class FirstState:
             peer=past.peer,
             until=until,
         )
-        context.events.begin(f"waiting for the state of stage {context.stage}")
+        context.events.begin(
+            f"waiting for the state of stage {context.stage}",
+            lambda: f"until {clock_time(until, context.transport.now())}",
+        )
 
     async def _begin(self, is_move: bool) -> bool:
         """Begin where nobody has a state to give. Returns and raises as `load` does."""
@@ -312,6 +315,7 @@ class FirstState:
             "no-weights",
             stage=context.stage,
         )
+        context.events.begin(f"waiting for a replica of stage {context.stage} that has its weights")
         while await self._pause():
             if self._holders() and await self._download():
                 return True

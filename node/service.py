@@ -44,6 +44,8 @@ from node.state.transfer import StateService
 from node.storage.checkpoint_files import Checkpoint
 from node.trainer import Trainer
 from node.watch.history import Thinned
+from node.watch.words import missing_sentence
+from protocol.addresses import is_loopback
 from protocol.announcement import Announcement, State
 from protocol.door import VISITOR_BYTES, VISITOR_DOWNLOADS, Door
 from protocol.errors import Refused, UserError
@@ -58,6 +60,7 @@ from protocol.windows import short, window
 logger = logging.getLogger(__name__)
 
 FEW_OTHERS = 4  # replicas, up to which a stage is small
+TRAINED = ("serving", "finished")  # states of a replica that has its stage's state
 SETTLE_SECONDS = 1.0  # for the last receipts: nobody waits longer for them to leave
 
 
@@ -177,6 +180,7 @@ class Service:
         self._since = member.transport.now()
         self._is_whole = False  # the replica has its stage's state: it is worth keeping
         self._first_state: FirstState | None = None  # while it is being found, and after that
+        self._told_missing: list[int] = []  # stages whose joining line was logged last
         self._background = context.supervisor.group()  # of those parts that run for ever
         feed = member.data.feed(context.run_id, context.me) if self.stage == 0 else None
         fallback = OomFallback(replica, member.config.recompute, context.events)
@@ -209,8 +213,15 @@ class Service:
     def _make_discovery(self) -> Discovery:
         member, manifest = self._member, self.context.manifest
         onward = manifest.stage_after(self.stage)
-        neighbours = sorted({s for s in (self.stage - 1, self.stage, onward) if 0 <= s < manifest.stages})
+        neighbours = self._neighbours
         return Discovery(member.membership, member.surroundings.state, neighbours, onward, self._announcement)
+
+    @property
+    def _neighbours(self) -> list[int]:
+        """This stage and those that it exchanges microbatches with; the view has their records."""
+        manifest = self.context.manifest
+        around = {self.stage - 1, self.stage, manifest.stage_after(self.stage)}
+        return sorted(stage for stage in around if 0 <= stage < manifest.stages)
 
     def _serve(self, inference: Inference) -> None:
         rpc = self._member.rpc
@@ -282,14 +293,30 @@ class Service:
             step=replica.step,
             round=replica.round,
         )
-        context.events.begin("waiting for the first step", self._what_is_missing)
+        context.events.begin("waiting for the first step", self._microbatches_done, self._missing_stages)
 
-    def _what_is_missing(self) -> str:
-        """Say what is missing for the first step of a stage."""
-        context, batch = self.context, self.context.manifest.inner.microbatches
-        if context.counters.no_peer_since is not None:
-            return f"nobody serves stage {context.manifest.stage_after(self.stage)} yet"
-        return f"{context.throughput.microbatches} of {batch} microbatches are through"
+    def _microbatches_done(self) -> str:
+        batch = self.context.manifest.inner.microbatches
+        return f"{self.context.throughput.microbatches} of {batch} microbatches are through"
+
+    def _missing_stages(self) -> str:
+        """Name the stages beside this one that nobody serves; the line that brings somebody is logged once."""
+        view, now = self.context.view, self.context.transport.now()
+        missing = [
+            stage
+            for stage in self._neighbours
+            if stage != self.stage
+            and not any(member.announcement.state in TRAINED for member in view.members(stage, now))
+        ]
+        if not missing:
+            return ""
+        if missing != self._told_missing:
+            self._told_missing = missing
+            address = min(self.context.transport.addresses(), key=is_loopback)
+            token = " --token TOKEN" if self.context.manifest.access.private else ""
+            told = "Another machine serves stage %s with: noloco-node --join %s --stage %s%s"
+            logger.info(told, missing[0], address, missing[0], token)
+        return missing_sentence(missing)
 
     async def _load_state(self, checkpoint: Checkpoint | None, is_move: bool) -> bool:
         """Load the state; returns whether it is there. The record is renewed meanwhile: a download may outlast it."""

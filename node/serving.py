@@ -14,7 +14,6 @@ from datetime import datetime
 from functools import partial
 
 import torch
-from rich.console import Console
 
 from node.config import ENVIRONMENT_PREFIX, NodeConfig, arguments_of
 from node.daemon import Node
@@ -39,8 +38,8 @@ from node.storage.state_directory import StateDirectory
 from node.telling import Teller
 from node.watch.events import Events, JsonLines, set_up_logging
 from node.watch.health import health_served
-from node.watch.panel import LivePanel
 from node.watch.phases import Phases
+from node.watch.screen import Screen
 from node.watch.time_use import TimeUse
 from node.watch.trace import NO_TRACE, TraceFile
 from protocol.errors import NolocoError, UserError
@@ -50,15 +49,18 @@ from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 from protocol.transport.ports import port_is_free
 
 
-async def start(config: NodeConfig, phases: Phases) -> None:
+async def start(config: NodeConfig, phases: Phases, screen: Screen | None = None) -> None:
     devices = devices_of(config.device)
     if len(devices) > 1:
+        phases.drop()
+        if screen is not None:  # the nodes share the terminal
+            screen.close()
         await run_several(config, devices)
     else:
-        await serve(config.model_copy(update={"device": devices[0]}), phases)
+        await serve(config.model_copy(update={"device": devices[0]}), phases, screen)
 
 
-async def serve(config: NodeConfig, phases: Phases) -> None:
+async def serve(config: NodeConfig, phases: Phases, screen: Screen | None = None) -> None:
     """Run one node until it is told to leave. Raises `UserError` with what to do when it cannot."""
     asked, device = config, choose_device(config.device)
     config = config.model_copy(update={"device": device, "max_memory": limit_on(device, config.max_memory)})
@@ -67,9 +69,8 @@ async def serve(config: NodeConfig, phases: Phases) -> None:
     state = StateDirectory(config.state_dir)
     trace = TimeUse(TraceFile(config.trace) if config.trace is not None else NO_TRACE)
     state.open()
-    panel = panel_here() if config.panel else None
-    set_up_logging(config.verbose, state.path / "node.log", panel)
-    teller = Teller(asked, state, trace, phases, panel)
+    set_up_logging(config.verbose, state.path / "node.log", screen)
+    teller = Teller(asked, state, trace, phases, screen)
     identity = state.identity()
     network = transport_config(config, state, identity.peer_id)
     transport = Libp2pTransport(state.identity_path, network)
@@ -129,12 +130,6 @@ def leave_by_signal(daemon: Node, number: signal.Signals) -> bool:
 def threads_for(setting: int) -> int:
     """The threads of `--threads`; else torch's own choice, which knows no quota, unless fewer cores may be used."""
     return setting or min(torch.get_num_threads(), cores())
-
-
-def panel_here() -> LivePanel | None:
-    """Return a panel where people look at a terminal that can show one."""
-    console = Console(stderr=True, markup=False)
-    return LivePanel(console) if console.is_terminal and not console.is_dumb_terminal else None
 
 
 def choose_device(device: str) -> str:

@@ -13,14 +13,15 @@ from node.context import Context, Throughput, use_of_device
 from node.kept_best import KeptBest
 from node.model.replica import Replica
 from node.storage.state_directory import StateDirectory
-from node.watch.panel import LivePanel
+from node.watch.panel import panel_of
 from node.watch.phases import Phases
 from node.watch.pulse import Pulse, farewell, sentence
+from node.watch.screen import Screen
 from node.watch.time_use import TimeUse
 from node.watch.trace import Track
 from protocol.announcement import State
 from protocol.errors import StateError
-from protocol.windows import counted, window
+from protocol.windows import counted, short, window
 
 logger = logging.getLogger("noloco")
 
@@ -46,13 +47,13 @@ class Teller:
     """Tells people how the node does: a line every half minute or a panel, and a summary at the end."""
 
     def __init__(
-        self, config: NodeConfig, state: StateDirectory, use: TimeUse, phases: Phases, panel: LivePanel | None
+        self, config: NodeConfig, state: StateDirectory, use: TimeUse, phases: Phases, screen: Screen | None
     ) -> None:
         self._config = config
         self._state = state
         self._use = use
         self._phases = phases
-        self._panel = panel
+        self._screen = screen
         self._best = KeptBest(state)
         self._before = state.given()  # tokens of earlier lives
         self._tokens = self._rounds = 0
@@ -104,9 +105,10 @@ class Teller:
         if service.public_state != "serving":
             return
         pulse = self._pulse(service, now)
-        if self._panel is not None:
+        if self._screen is not None:
             context = service.context
-            self._panel.show(pulse, f"run '{context.manifest.name}' …{context.me[-8:]}")
+            named = context.name or short(context.me)
+            self._screen.show(panel_of(pulse, f"run '{context.manifest.name}' {named}"))
         elif not self._told:
             self._told = now  # the first line in half a minute
         elif now - self._told >= LINE_SECONDS:
@@ -162,8 +164,8 @@ class Teller:
         if service is not None:
             self.count(service)
             self._best.save(service.context)
-        if self._panel is not None:
-            self._panel.close()
+        if self._screen is not None:
+            self._screen.close()
         if self._since:
             self.save()
             seconds = asyncio.get_running_loop().time() - self._since

@@ -9,7 +9,7 @@ from itertools import count
 
 from node.membership.discovery import read_stages
 from node.membership.view import Member, View
-from node.watch.words import waiting_sentence
+from node.watch.words import called, missing_sentence, waiting_sentence
 from protocol.errors import NolocoError
 from protocol.ground import PeerId
 from protocol.messages.peers import Awaited, GetStats
@@ -27,29 +27,31 @@ MOST_ASKED = 8
 class Roll:
     """Tells a founder who joined and left since the last call.
 
-    Mutable state: the stage of each replica when it was called last.
+    Mutable state: the stage of each replica when it was called last, and its name.
     """
 
     def __init__(self, stages: int) -> None:
         self._stages = stages
         self._known: dict[PeerId, int] = {}
+        self._names: dict[PeerId, str] = {}
 
     def call(self, members: Sequence[Member]) -> list[str]:
         """A sentence for each one that came or went, and then who is there now; none when nothing has changed."""
         here = {m.peer: m.announcement.stage for m in members if m.announcement.state != "joining"}
-        came = [f"…{peer[-8:]} serves stage {s}." for peer, s in here.items() if self._known.get(peer) != s]
-        went = [f"…{peer[-8:]} has left stage {s}." for peer, s in self._known.items() if peer not in here]
-        self._known = here
+        names = {m.peer: called(m.announcement.name, m.peer) for m in members}
+        came = [f"{names[peer]} serves stage {s}." for peer, s in here.items() if self._known.get(peer) != s]
+        known = {**self._names, **names}
+        went = [f"{known[peer]} has left stage {s}." for peer, s in self._known.items() if peer not in here]
+        self._known, self._names = here, {peer: names[peer] for peer in here}
         return [*came, *went, self._summary()] if came or went else []
 
     def _summary(self) -> str:
         counts = [list(self._known.values()).count(stage) for stage in range(self._stages)]
-        missing = [str(stage) for stage, count in enumerate(counts) if not count]
+        missing = [stage for stage, count in enumerate(counts) if not count]
         there = ", ".join(f"{count} at stage {stage}" for stage, count in enumerate(counts) if count)
         if not missing:
             return f"All stages are served: {there}."
-        need = f"stage {missing[0]}" if len(missing) == 1 else f"stages {', '.join(missing)}"
-        return f"Missing before anything is trained: {need}. Here: {there or 'nobody yet'}."
+        return f"{missing_sentence(missing)} Here: {there or 'nobody yet'}."
 
 
 class Waiting:
@@ -64,8 +66,9 @@ class Waiting:
 
     async def ask(self, members: Sequence[Member]) -> list[str]:
         """Ask those that join, the first few, whom they wait for; a sentence for each that did not before."""
-        sentences, joining = [], [m.peer for m in members if m.announcement.state == "joining"][:MOST_ASKED]
-        for peer in joining:
+        waiting = [m for m in members if m.announcement.state == "joining"][:MOST_ASKED]
+        sentences, joining = [], {m.peer: called(m.announcement.name, m.peer) for m in waiting}
+        for peer, name in joining.items():
             try:
                 stats, _ = await self._rpc.call(peer, GetStats(), deadline=ASK_DEADLINE)
             except NolocoError:
@@ -73,8 +76,8 @@ class Waiting:
             if stats.awaited is not None and self._told.get(peer) != stats.awaited:
                 self._told[peer] = stats.awaited
                 sentence = waiting_sentence(stats.awaited, self._rpc.transport.now())
-                sentences.append(f"…{peer[-8:]} joins. {sentence}")
-        for peer in self._told.keys() - set(joining):
+                sentences.append(f"{name} joins. {sentence}")
+        for peer in self._told.keys() - joining.keys():
             del self._told[peer]
         return sentences
 

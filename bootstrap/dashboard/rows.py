@@ -1,6 +1,7 @@
 """One member as pages and metrics see it, from its signed record and its answers. Pure.
 
-All of it is what a stranger says: only numbers, peer ids that were checked, and one word of a few.
+All of it is what a stranger says: only numbers, peer ids that were checked, one word of a few, and a name that is
+bounded and legible.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from typing import TypedDict, get_args
 
 from bootstrap.inspect.observer import Sighting
+from node.watch.words import LONGEST_NAME, word
 from protocol.announcement import State
 from protocol.ground import PeerId
 from protocol.messages.peers import NodeStats
@@ -21,6 +23,7 @@ class Row(TypedDict):
     """A member as JSON. Rates are per second; `silent` is since when it has not answered (wall clock), else None."""
 
     id: str
+    name: str  # its volunteer's for it, often empty
     stage: int
     state: str
     step: int
@@ -53,6 +56,7 @@ def row_of(sighting: Sighting, silent: float | None, to: Mapping[str, float]) ->
     )
     return Row(
         id=peer,
+        name=word(record.name, LONGEST_NAME),
         stage=record.stage,  # one that the run has, whatever an answer says
         state=stats.state if stats.state in STATES else "unknown",
         step=stats.step,

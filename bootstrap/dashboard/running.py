@@ -32,7 +32,12 @@ async def watched(
     added up, too.
     """
     audience = audience or Audience(watchers=1)
-    wording = Wording(observer.manifest.stages, foreign=observer.view.of_other_protocols)
+    manifest = observer.manifest
+    wording = Wording(
+        manifest.stages,
+        foreign=observer.view.of_other_protocols,
+        total_steps=manifest.inner.total_steps,
+    )
     board = Board(facts_of(observer.manifest, observer.signed.run_id), wording)
     supervisor = Supervisor()
     collector = Collector(observer, board, supervisor, audience)

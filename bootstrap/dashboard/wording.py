@@ -24,10 +24,12 @@ class Wording:
         stages: int,
         version: str | None = None,
         foreign: Callable[[float], Sequence[Announcement]] = lambda now: (),
+        total_steps: int = 0,
     ) -> None:
-        """`version`: members with an older one are reported; None is this program's own. `foreign`: see `Seen`."""
+        """`version`: members with an older one are reported; None is this program's own. The rest: see `Seen`."""
         self._foreign = foreign
-        self._memory = Memory(stages, own_version() if version is None else version)
+        known = own_version() if version is None else version
+        self._memory = Memory(stages, known, total_steps)
 
     def __call__(self, sightings: Sequence[Sighting], now: float) -> list[Finding]:
         """The verdict at wall clock `now`."""

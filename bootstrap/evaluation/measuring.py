@@ -365,6 +365,16 @@ class MeasuredText:
     def sequences(self) -> int:
         return sum(inputs.shape[0] for inputs, _ in self.batches)
 
+    def first(self, sequences: int) -> MeasuredText:
+        """The first batches, with that many sequences at most or one batch; of the bytes the same part."""
+        batches, count = [self.batches[0]], self.batches[0][0].shape[0]
+        for batch in self.batches[1:]:
+            if (count := count + batch[0].shape[0]) > sequences:
+                break
+            batches.append(batch)
+        part = MeasuredText(batches, 0)
+        return MeasuredText(batches, round(self.bytes * part.sequences / self.sequences))
+
 
 def held_out_text(
     manifest: Manifest, data: TrainingData, sequences: int, tokenizer: ModelTokenizer

@@ -52,6 +52,7 @@ TOLD_SECONDS = 3.0  # of looking, after which a visitor says what it looks for
 PAUSE_SECONDS = 0.5  # between looks, and before a route is asked again
 ROUTE_TRIES = 3
 MOST_ROUTES = 8  # tried for one text
+LEAST_COMPARED = 2  # replicas of a stage that have a spread
 PIECES_SAMPLED = 4  # of a stage, for the spread
 FEWEST_TO_TELL = 3  # replicas, of which one that lies about its weights stands out
 FAR = 10.0  # times the median replica's distance; honest ones of one stage are within two of each other
@@ -298,10 +299,11 @@ def _those(among: Collection[PeerId] | None, peers: list[PeerId]) -> list[PeerId
     return [peer for peer in peers if among is None or peer in among]
 
 
-async def measure_spread(observer: Observer, among: Collection[PeerId] | None = None) -> float:
+async def measure_spread(observer: Observer, among: Collection[PeerId] | None = None) -> float | None:
     """Root mean squared deviation of φ from its mean, over the replicas and parameters of all stages.
 
-    Only replicas `among` these count, if any are named.
+    Only replicas `among` these count, if any are named. None where a stage has no two of them in view: without the
+    others that trained, the number would say that they agree.
     Fetches every replica's state: for small models and swarms. Raises `JoinError` when one goes away.
     """
     squares, entries = 0.0, 0
@@ -311,9 +313,11 @@ async def measure_spread(observer: Observer, among: Collection[PeerId] | None = 
             (await fetch_slow_weights(observer.rpc, stage, parameters, peer))[0]
             for peer in _those(among, observer.view.holding(stage, observer.transport.now()))
         ]
+        if len(replicas) < LEAST_COMPARED:
+            return None
         squares += squared_deviation(replicas)
         entries += sum(replica.numel() for replica in replicas)
-    return math.sqrt(squares / entries) if entries else 0.0
+    return math.sqrt(squares / entries)
 
 
 async def sampled_spreads(observer: Observer, rng: random.Random) -> dict[int, float]:

@@ -23,9 +23,10 @@ class Memory:
     Mutable state: since which wall clock nobody has been seen at a stage; the best loss; the steps of each stage.
     """
 
-    def __init__(self, stages: int, version: str) -> None:
-        """`version` is the watcher's: nodes with an older one are reported."""
+    def __init__(self, stages: int, version: str, total_steps: int = 0) -> None:
+        """`version` is the watcher's: nodes with an older one are reported; `total_steps` 0 is an unknown number."""
         self._stages = stages
+        self._total_steps = total_steps
         self._version = version
         self._empty_since: dict[int, float] = {}
         self._best: LossBest | None = None
@@ -57,6 +58,7 @@ class Memory:
             now=now,
             fell={stage: steps.fall for stage, steps in enumerate(self._steps) if steps.fall is not None},
             best=self._best,
+            total_steps=self._total_steps,
         )
 
 

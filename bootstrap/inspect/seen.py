@@ -58,6 +58,7 @@ class Seen:
     best: LossBest | None = None
     copies: Mapping[int, KeptCopy] = field(default_factory=dict)
     foreign: Sequence[Announcement] = ()
+    total_steps: int = 0  # of the run; 0 where they are not known
 
     def stats(self, stage: int | None = None) -> list[NodeStats]:
         """Statistics of the nodes that answer."""

@@ -219,7 +219,7 @@ class Watching:
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._memory = Memory(observer.manifest.stages, own_version())
+        self._memory = Memory(observer.manifest.stages, own_version(), observer.manifest.inner.total_steps)
 
     async def look(self, *, is_first: bool = False) -> RunStatus:
         observer = self._observer

@@ -15,9 +15,10 @@ from rich.text import Text
 from bootstrap.display import plain_table, write_whole
 from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.seen import Seen
-from bootstrap.inspect.verdict import tokens_per_second, word
+from bootstrap.inspect.verdict import tokens_per_second
 from node.links.links import median_round_trip
 from node.machine.devices import GB
+from node.watch.words import LONGEST_NAME, word
 from protocol.ground import PeerId
 from protocol.messages.peers import NodeStats
 
@@ -87,7 +88,7 @@ def node_table(picture: Picture, width: int = PICTURE_WIDTH) -> Table:
     table = plain_table(picture.title, headings, left=("node", "state", "partner", "device"), is_dense=True)
     for column in table.columns:
         column.min_width = LEAST_WIDTHS.get(str(column.header))
-    names = picture.names
+    names = {s.member.peer: name_of(s, picture.names) for s in picture.sightings}
     # those that answer first: anybody can claim to be there
     listed = sorted(
         picture.sightings, key=lambda s: (s.stats is None, s.member.announcement.stage, name_of(s, names))
@@ -157,7 +158,9 @@ def save_svg(path: Path, picture: Picture) -> None:
 
 
 def name_of(sighting: Sighting, names: Mapping[PeerId, str]) -> str:
-    return names.get(sighting.member.peer, sighting.member.peer[-8:])
+    """The name that this watcher knows it by, or its volunteer's; else the end of its key."""
+    peer = sighting.member.peer
+    return names.get(peer) or word(sighting.member.announcement.name, LONGEST_NAME) or peer[-8:]
 
 
 def _row(sighting: Sighting, names: Mapping[PeerId, str]) -> list[str]:

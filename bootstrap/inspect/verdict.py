@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from bootstrap.inspect.losses import loss_findings
 from bootstrap.inspect.seen import Finding, Seen, Severity
 from bootstrap.inspect.setbacks import setbacks
-from node.watch.words import ago, duration
+from node.watch.words import ago, duration, word
 from protocol.compatibility import PROTOCOL, order_of
-from protocol.errors import legible
 
 if TYPE_CHECKING:  # it imports torch
     from protocol.messages.peers import NodeStats
@@ -26,7 +25,6 @@ MOST_TIMES = 1e6  # the theory's spread, as far as it is told
 ENOUGH_ROUNDS = 8  # before that an estimate rests on fewer meetings, and says nothing yet
 CLOCK_APART, LEAST_CLOCKS = 5.0, 2  # seconds, of which an answer may take some; clocks beside the observer's
 MOST_VERSIONS = 5  # that are named
-MOST_LETTERS = 20  # of a word that a stranger wrote
 MOST_AGO = 365 * 86_400.0  # seconds for which a copy has been kept, as far as it is told: a stranger wrote it
 LEAST_MICROBATCH = 1e-9  # seconds: nobody computes one in less
 
@@ -34,7 +32,7 @@ LEAST_MICROBATCH = 1e-9  # seconds: nobody computes one in less
 def verdict(seen: Seen) -> list[Finding]:
     """All that is to be said, the worst first; at least one sentence."""
     if seen.is_complete:
-        found = [Finding(Severity.FINE, "complete", "the run is complete; its nodes serve the model")]
+        found = [Finding(Severity.FINE, "complete", f"{_ended(seen)}; its nodes serve the model")]
         return _by_severity([*found, *_versions(seen), *_protocols(seen), *_silent(seen)])
     found = [*_empty_stages(seen), *_last_replicas(seen), *_spreads(seen), *_versions(seen), *_silent(seen)]
     found += _protocols(seen)
@@ -43,6 +41,14 @@ def verdict(seen: Seen) -> list[Finding]:
         learns = loss_findings(seen)
         found += [*_slow_stage(seen), *(learns or [_trains(seen)])]
     return _by_severity(found)
+
+
+def _ended(seen: Seen) -> str:
+    """Say that the run is complete, or at which step its nodes have stopped."""
+    step = max((stats.step for stats in seen.stats(0)), default=seen.total_steps)
+    if step >= seen.total_steps:
+        return "the run is complete"
+    return f"training has stopped at step {step:,} of {seen.total_steps:,}"
 
 
 def in_a_word(found: Iterable[Finding]) -> str:
@@ -194,11 +200,6 @@ def _protocols(seen: Seen) -> list[Finding]:
             sentence += "ask for an upgrade of the older ones"
             found.append(Finding(Severity.WARNING, "versions-apart", sentence, stage))
     return found
-
-
-def word(told: str) -> str:
-    """The text that a stranger wrote in place of a word or two, for one line of a terminal."""
-    return " ".join(legible(told).split())[:MOST_LETTERS]
 
 
 def versions_told(versions: Iterable[str]) -> str:

@@ -34,7 +34,7 @@ async def run_both(plan: LocalPlan, console: Console, progress: StatusLine, seed
     calm = _swarm(replace(plan, directory=aside, summary=aside / "summary.json"), console, progress)
     on_interrupt(lambda _: calm.stop())
     await calm.run()
-    if not calm.summary.complete:
+    if not calm.had_its_time:
         return ChaosReport(seed, False, calm.run_seen(), Run())
     console.print(f"Now the same with a fault every {PERIOD_SECONDS:.0f} s, drawn from the seed {seed}.")
     swarm = _swarm(replace(plan, directory=plan.directory / "disturbed"), console, progress)
@@ -56,7 +56,7 @@ def _report(seed: int, calm: LocalSwarm, disturber: Disturber) -> ChaosReport:
     _, alive = psutil.wait_procs(list(disturber.processes), timeout=END_SECONDS)
     return ChaosReport(
         seed,
-        swarm.summary.complete,
+        swarm.had_its_time,
         calm.run_seen(),
         swarm.run_seen(),
         faults=disturber.done,

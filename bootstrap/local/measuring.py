@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from bootstrap.export.exporting import export
 from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import ModelTokenizer, tokenizer_of_run
 from bootstrap.inspect.observer import Observer, measure_spread
+from bootstrap.local.budget import EvaluationBudget
 from bootstrap.local.nodes import LocalPlan
 from bootstrap.local.summary import Summary
 from node.data.batches import Position, TrainingData
@@ -57,13 +59,21 @@ def text_to_measure_on(
 class Measuring:
     """Measures a local swarm's losses and writes them into its summary.
 
-    Mutable state: the data and the text held out of them, and the summary, which every measurement goes to.
+    Mutable state: the data and the text held out of them, the summary, which every measurement goes to, what
+    measuring may take, and how far it is.
     """
 
-    def __init__(self, plan: LocalPlan, summary: Summary) -> None:
+    def __init__(
+        self, plan: LocalPlan, summary: Summary, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`clock` gives the seconds by which the budget is kept."""
         self._plan = plan
         self._summary = summary
-        self._began = time.monotonic()
+        self._clock = clock
+        self._began = clock()
+        self._budget = EvaluationBudget()
+        self._done = 0  # sequences of the measurement at hand, and how many it has
+        self._total = 0
         self._data: TrainingData
         self._text: MeasuredText
 
@@ -98,16 +108,51 @@ class Measuring:
             )
 
     def _starting_loss(self) -> Loss:
-        return starting_loss(self._plan.manifest, self._text, self._plan.from_checkpoint)
+        began = self._clock()
+        loss = starting_loss(self._plan.manifest, self._text, self._plan.from_checkpoint)
+        self._budget.note(self._text.sequences, self._clock() - began)
+        return loss
+
+    def pause(self) -> float:
+        """Seconds until the next measurement on the way."""
+        return self._budget.pause()
+
+    def progress(self) -> str:
+        """How far the measurement at hand is; a slow machine measures on fewer sequences than it was told."""
+        if not self._total:
+            return ""
+        whole = self._text.sequences
+        of = f" (of {whole:,}: this machine is slow)" if self._total < whole else ""
+        return f"{self._done:,} of {self._total:,} sequences{of}"
+
+    def _note_done(self, before: int, done: int, _: int) -> None:
+        self._done = before + done
 
     async def on_the_way(self, observer: Observer, tokens: int) -> None:
         """Add a point to the curve, measured along one route; a replica lost meanwhile costs the point."""
         try:
             route = (await observer.routes())[0]
-            loss = await evaluate_route(observer, self._text, route)
+            text = self._text.first(self._budget.on_the_way(self._text.sequences))
+            (loss,) = await self._losses(observer, text, [route])
         except NolocoError:
             return
-        self._add(tokens, loss.nats)
+        self._add(tokens, loss)
+
+    async def _losses(
+        self, observer: Observer, text: MeasuredText, routes: Sequence[list[PeerId]]
+    ) -> list[float]:
+        """The loss of each route, one after another; what they take counts in the budget, also where one fails."""
+        losses, began = list[float](), self._clock()
+        self._done, self._total = 0, text.sequences * len(routes)
+        try:
+            for number in range(len(routes)):
+                note = partial(self._note_done, number * text.sequences)
+                loss = await evaluate_route(observer, text, routes[number], note)
+                losses.append(loss.nats)
+        finally:
+            self._budget.note(max(1, self._done), self._clock() - began)
+            self._total = 0
+        return losses
 
     async def at_the_end(self, observer: Observer, tokens: int, own: Collection[PeerId]) -> None:
         """Measure the mean loss over replicas and their true spread, then the export and its loss.
@@ -115,16 +160,21 @@ class Measuring:
         Only the swarm's `own` nodes count: others may train on, or leave meanwhile.
         """
         routes = await observer.routes(own)
-        losses = [(await evaluate_route(observer, self._text, route)).nats for route in routes]
+        whole = self._text.sequences
+        text = self._text.first(self._budget.at_the_end(whole, len(routes) + 1))  # and once by transformers
+        self._summary.sequences = text.sequences, whole
+        losses = await self._losses(observer, text, routes)
         self._add(tokens, sum(losses) / len(losses))
         self._summary.replica_spread = await measure_spread(observer, own)
-        await self._export(observer, routes[0], losses[0])
+        await self._export(observer, routes[0], losses[0], text)
 
     def _add(self, tokens: int, nats: float) -> None:
-        seconds = time.monotonic() - self._began
+        seconds = self._clock() - self._began
         self._summary.validation_loss.append((tokens, round(seconds, 3), round(nats, 6)))
 
-    async def _export(self, observer: Observer, route: list[PeerId], swarm_loss: float) -> None:
+    async def _export(
+        self, observer: Observer, route: list[PeerId], swarm_loss: float, text: MeasuredText
+    ) -> None:
         directory = self._plan.directory / "export"
         order = ExportOrder(directory, route=route, validation_loss=swarm_loss)
         exported = await export(observer, order, self._plan.tokenizer)
@@ -134,7 +184,7 @@ class Measuring:
             "swarm_loss": round(swarm_loss, 8),
         }
         try:
-            loss = (await asyncio.to_thread(checkpoint_loss, directory, self._text)).nats
+            loss = (await asyncio.to_thread(checkpoint_loss, directory, text)).nats
         except MissingPackage as missing:
             told["not_loaded"] = str(missing)
         else:

@@ -82,7 +82,8 @@ class LocalPlan:
         """The command line of the node's `noloco-node`, which joins at `address`."""
         stage, state, places = self.names()[name], self.directory / name, self._places()
         arguments = [
-            "--join", address, "--stage", str(stage), "--state-dir", str(state), "--host", "127.0.0.1", "--no-relay",
+            "--join", address, "--name", name,
+            "--stage", str(stage), "--state-dir", str(state), "--host", "127.0.0.1", "--no-relay",
             "--threads", "1", "--device", places[name],
         ]  # fmt: skip
         if share := share_on(list(places.values()), places[name]):

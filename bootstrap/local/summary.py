@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,13 +27,15 @@ class Summary:
     run_id: str = ""
     preset: str = ""
     unit: str = "byte"  # what a token is
-    complete: bool = False
+    complete: bool = False  # all steps are done
+    total_steps: int = 0
     wall_seconds: float = 0.0
     tokens: int = 0
     validation_loss: list[tuple[int, float, float]] = field(default_factory=list)  # tokens, seconds, nats
     is_held_out: bool = (
         True  # what the losses are on; of a little text nothing is, and they are on what is trained on
     )
+    sequences: tuple[int, int] = (0, 0)  # that the last loss is on, of how many; fewer on a slow machine
     unigram_entropy: float | None = None  # of the held-out text, where bytes are tokens
     bigram_entropy: float | None = None
     replica_spread: float | None = None  # measured on all replicas' weights at the end
@@ -75,9 +78,11 @@ class Summary:
         is_measured = len(self.validation_loss) > 1
         end = f"end {last[2]:.3f}" if is_measured else "(ended before it was measured again)"
         earlier = f", at {last[0]:,} tokens" if is_measured and last[0] < self.tokens else ""
+        measured, whole = self.sequences
+        part = f", on {measured} of {whole} sequences: this machine is slow" if measured < whole else ""
         lines = [
             "",
-            f"{kind:<17}start {first[2]:.3f}   {end} nats per {self.unit}{earlier}",
+            f"{kind:<17}start {first[2]:.3f}   {end} nats per {self.unit}{earlier}{part}",
             f"trained          {self.tokens:,} tokens in {self.wall_seconds:.0f} s "
             f"({self.tokens / max(self.wall_seconds, 1e-9):,.0f} tokens/s, start-up and evaluation included)",
         ]
@@ -87,14 +92,23 @@ class Summary:
             compared = f"   (the end is {verdict} the bigram's)" if is_measured else ""
             lines.insert(2, f"same text        {entropies}{compared}")
         if self.replica_spread is not None:
-            estimate = self.replica_spread_estimate
-            shown = "" if estimate is None else f"   (on a sample of the weights: {estimate:.2e})"
-            lines.append(f"replica spread   {self.replica_spread:.2e}{shown}")
+            lines.append(f"replica spread   {self.replica_spread:.2e}")
+        elif self.replica_spread_estimate is not None:
+            lines.append(f"replica spread   {self.replica_spread_estimate:.2e} on a sample of the weights")
         if self.export is not None:
             lines.append(f"export           {self.export['directory']}: {self._export_beside(self.export)}")
         if self.nodes:
             lines.append(f"computing        {self._computing()} of the time since joining")
+        if self.export is not None:
+            place = shlex.quote(self.export["directory"])
+            lines.append(f"go on            noloco generate 'def ' --model {place}")
         return lines
+
+    def end_in_words(self) -> str:
+        """ "Training is complete: step 1,000 of 1,000", or where it was stopped and by what."""
+        step = max((node["steps"] for node in self.nodes.values() if node["stage"] == 0), default=0)
+        of = f"step {step:,} of {self.total_steps:,}"
+        return f"Training is complete: {of}" if self.complete else f"Training stopped at {of} (time over)"
 
     @staticmethod
     def _export_beside(export: dict[str, Any]) -> str:

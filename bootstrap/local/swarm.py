@@ -32,16 +32,15 @@ from protocol.supervision import Supervisor, all_of, until_event
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 LOOK_SECONDS = 1.0
-EVALUATION_SECONDS = 30.0
 START_SECONDS = 180.0  # for all nodes to join, on two busy cores
 FINISH_SECONDS = 60.0  # beyond the training time, for the last rounds
 
 
-async def run_swarm(plan: LocalPlan, console: Console, progress: StatusLine) -> Summary:
-    """Train until the end, or Ctrl-C."""
+async def run_swarm(plan: LocalPlan, console: Console, progress: StatusLine) -> tuple[Summary, bool]:
+    """Train until the end, or Ctrl-C; with the summary whether it came to its end, or had all its time."""
     local = LocalSwarm(plan, console, progress)
     on_interrupt(lambda _: local.stop())
-    return await local.run()
+    return await local.run(), local.had_its_time
 
 
 def have_finished(own: Sequence[NodeStats], guests: Sequence[NodeStats]) -> bool:
@@ -71,7 +70,12 @@ class LocalSwarm:
         self.nodes = LocalNodes(prepare)
         self.away: set[str] = set()  # nodes that are held up on purpose
         self.beside: Callable[[], Coroutine[object, object, None]] | None = None  # runs while all train
-        self.summary = Summary(preset=plan.manifest.name, unit=token_name(plan.manifest))
+        self.summary = Summary(
+            preset=plan.manifest.name,
+            unit=token_name(plan.manifest),
+            total_steps=plan.manifest.inner.total_steps,
+        )
+        self.had_its_time = False  # it was complete, or stopped by time
         self.tokens = TokenCount()
         self.names: dict[PeerId, str] = {}
         self.sightings: list[Sighting] = []
@@ -173,6 +177,8 @@ class LocalSwarm:
 
     async def _watch(self, observer: Observer) -> None:
         """Show the swarm until every live node has finished."""
+        if self._console.is_terminal:  # the table shows what the nodes do
+            self._progress.doing("")
         draw, close = display(self._console)
         deadline = self._elapsed + START_SECONDS + self.plan.minutes * 60 + FINISH_SECONDS
         try:
@@ -184,7 +190,8 @@ class LocalSwarm:
                 if not self._seen_all and len(self._answering(own=True)) == len(self.nodes.all):
                     self._begin_training(observer)
                 if self._seen_all and self._is_over():
-                    self.summary.complete = True
+                    self.had_its_time = True
+                    self.summary.complete = self._has_done_all_steps()
                     return
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
@@ -208,6 +215,10 @@ class LocalSwarm:
             return is_late or any(stats.state == "finished" for stats in own)
         alive = sum(node.is_running for node in self.nodes.all)
         return len(own) >= alive and have_finished(own, guests)
+
+    def _has_done_all_steps(self) -> bool:
+        steps = [stats.step for stats in self._answering(own=True) if stats.stage == 0]
+        return max(steps, default=0) >= self.plan.manifest.inner.total_steps
 
     def _answering(self, own: bool) -> list[NodeStats]:
         """The last answers of the swarm's own nodes, or of guests, which have joined it since."""
@@ -266,23 +277,23 @@ class LocalSwarm:
 
     async def _measure_now_and_then(self, observer: Observer) -> None:
         while True:
-            await asyncio.sleep(EVALUATION_SECONDS)
+            await asyncio.sleep(self._measuring.pause())
             if not self._console.is_terminal:  # there the table goes on
-                self._progress.doing("measuring the loss on held-out text")
+                self._progress.doing("measuring the loss on held-out text", self._measuring.progress)
             await self._measuring.on_the_way(observer, self.tokens.total)
             self._progress.doing("")
 
     # --- the end ------------------------------------------------------------------------------
 
     async def _conclude(self, observer: Observer) -> None:
-        self._console.print("Training is complete. Measuring, then exporting one replica of each stage.")
+        self._say(f"{self.summary.end_in_words()}. Measuring, then exporting one replica of each stage.")
         if self.plan.picture is not None and self._last_busy is not None:
             save_svg(self.plan.picture, self._last_busy)
         summary = self.summary
         await self._look(observer)
         spreads = await sampled_spreads(observer, random.SystemRandom())
         summary.replica_spread_estimate = spread_of_all(self.plan.manifest, spreads)
-        self._progress.doing("measuring the losses, then exporting")
+        self._progress.doing("measuring the losses, then exporting", self._measuring.progress)
         await self._measuring.at_the_end(observer, summary.tokens, self.names.keys())
 
     async def _gather_traces(self) -> None:

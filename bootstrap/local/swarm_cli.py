@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 STEPS = 1000
 CHAOS_STEPS = 20_000  # more than ten minutes are enough for: the runs end by the clock
+SUMMARY = "summary.json"
 PRELOADED = "bootstrap.local.preloaded"
 DISTURBED = "bootstrap.local.faults"  # imported first of all: see there
 
@@ -62,7 +63,7 @@ TraceFile = Annotated[
 ]
 SummaryFile = Annotated[
     Path | None,
-    typer.Option(help="File to write the summary to; default: summary.json."),
+    typer.Option(help="File to write the summary to; default: beside the export."),
 ]
 Devices = Annotated[
     str,
@@ -107,8 +108,8 @@ def swarm(
     """
     try:
         require_place(dashboard)
-        if summary is None:
-            require_summary(summary := Path("summary.json"))
+        if summary is None and directory is not None:
+            require_summary(directory / SUMMARY)
         for place in () if directory is None else _exports_in(directory, chaos):
             require_free(place, "--dir")
         for name, file in (("summary", summary), ("picture", picture), ("trace", trace)):
@@ -135,7 +136,7 @@ def swarm(
         console.print(told, soft_wrap=True, highlight=False)
         place = directory or Path(tempfile.mkdtemp(prefix="noloco-swarm-"))
         plan = LocalPlan(
-            run, replicas, place, minutes, validation_sequences, summary, picture, trace,
+            run, replicas, place, minutes, validation_sequences, summary or place / SUMMARY, picture, trace,
             data=tuple(data or ()), text_field=text_field, tokenizer=raw, from_checkpoint=from_checkpoint,
             devices=devices,
             listening=listening,
@@ -170,7 +171,7 @@ def _started(chaos: int | None, dashboard: str) -> Iterator[tuple[Console, Statu
     """
     from rich.console import Console
 
-    from bootstrap.local.progress import StatusLine
+    from bootstrap.local.progress import LineInPlace, StatusLine
 
     console = Console(markup=False)
     console.print("Starting a swarm on this machine. Ctrl-C ends it.")
@@ -180,7 +181,8 @@ def _started(chaos: int | None, dashboard: str) -> Iterator[tuple[Console, Statu
         listening = open_page(dashboard, say)
     except NolocoError as error:
         fail(error)
-    with listening or nullcontext(), StatusLine(say) as progress:
+    in_place = LineInPlace(console) if console.is_terminal and not console.is_dumb_terminal else None
+    with listening or nullcontext(), StatusLine(say, in_place) as progress:
         progress.doing("importing torch")
         yield console, progress, listening
 
@@ -206,7 +208,7 @@ def _begin_preloading(*before: str) -> None:
 
 
 def _train(plan: LocalPlan, console: Console, progress: StatusLine, chaos: int | None) -> bool:
-    """Train and print what was measured; returns whether the run is complete."""
+    """Train and print what was measured; returns whether the run is complete or had all its time."""
     from bootstrap.local.swarm import run_swarm
 
     if chaos is not None:
@@ -215,8 +217,8 @@ def _train(plan: LocalPlan, console: Console, progress: StatusLine, chaos: int |
         report = run_async(run_both(plan, console, progress, chaos))
         console.print("\n".join(report.lines()), soft_wrap=True, highlight=False, markup=False)
         return report.complete
-    result = run_async(run_swarm(plan, console, progress))
+    result, had_its_time = run_async(run_swarm(plan, console, progress))
     console.print("\n".join(result.lines()), soft_wrap=True, highlight=False)
     if result.validation_loss:
         console.print(f"summary          {plan.summary}", soft_wrap=True, highlight=False)
-    return result.complete
+    return had_its_time

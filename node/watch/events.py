@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -46,7 +47,7 @@ class Events:
     ) -> None:
         self._clock = clock
         self._sink = sink
-        self.phases = phases or Phases(logger.debug)
+        self.phases = phases or Phases(logger.debug, write=logger.debug)
 
     def emit(self, event: str, **fields: object) -> None:
         finite_fields = {name: finite_only(value) for name, value in fields.items()}
@@ -57,9 +58,9 @@ class Events:
         logger.info(sentence)
         self.emit(event, **fields)
 
-    def begin(self, doing: str, detail: Callable[[], str] = str) -> None:
+    def begin(self, doing: str, detail: Callable[[], str] = str, missing: Callable[[], str] = str) -> None:
         """Begin the next phase of the start, see `Phases.begin`."""
-        self.phases.begin(doing, detail)
+        self.phases.begin(doing, detail, missing)
         self.emit("phase", doing=doing)
 
     def warn(self, sentence: str, event: str, **fields: object) -> None:
@@ -148,7 +149,8 @@ def set_up_logging(
 ) -> None:
     """Log sentences to standard error or `shown` and, with `file`, to that as well, so many a minute (`LineLimit`).
 
-    The file becomes FILE.1 when it has `LOG_BYTES`; what that was before is gone. What libraries say goes to the file
+    The file has the date, the time and its distance from UTC in each line (ISO 8601), and becomes FILE.1 when it has
+    `LOG_BYTES`; what that was before is gone. What libraries say goes to the file
     alone, unless `verbose`, and so does what is less grave than `least`: where it concerns people, this project says
     it in its own words.
     """
@@ -164,7 +166,7 @@ def set_up_logging(
         handlers.append(_LogFile(file, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8"))
     for handler in handlers:
         handler.addFilter(LineLimit(handler))
-        handler.setFormatter(_Plain())
+        handler.setFormatter(_Dated() if isinstance(handler, _LogFile) else _Plain())
     logging.basicConfig(level=logging.WARNING, handlers=handlers, force=True)
     for name in OURS:
         logging.getLogger(name).setLevel(level)
@@ -187,3 +189,10 @@ class _Plain(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
         return line if record.levelno < logging.WARNING else line.replace("  ", "  ! ", 1)
+
+
+class _Dated(_Plain):
+    """Lines of a file that is read days later, perhaps on another machine: 2026-03-01T13:55:02+01:00."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return datetime.fromtimestamp(record.created, UTC).astimezone().isoformat(timespec="seconds")

@@ -1,15 +1,10 @@
-"""A volunteer's view: lines, and in a terminal a panel below them that is always up to date."""
+"""A volunteer's panel, which stands below the lines of a terminal. Pure."""
 
 from __future__ import annotations
 
-import logging
-
-from rich.console import Console
-from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
-from rich.text import Text
 
 from node.watch.pulse import (
     Pulse,
@@ -21,31 +16,6 @@ from node.watch.pulse import (
     step_in_words,
 )
 from node.watch.words import count
-
-
-class LivePanel(logging.Handler):
-    """Log lines above, the panel below. Mutable state: what rich keeps of the screen."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self._console = console
-        self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._console.print(Text(self.format(record)), soft_wrap=True)
-        except Exception:  # noqa: BLE001  as every handler: a line that cannot be shown stops nothing
-            self.handleError(record)
-
-    def show(self, pulse: Pulse, title: str) -> None:
-        if not self._live.is_started:
-            self._live.start()
-            self._console.show_cursor(True)  # the process may end without a chance to bring it back
-        self._live.update(panel_of(pulse, title), refresh=True)
-
-    def close(self) -> None:
-        self._live.stop()
-        super().close()
 
 
 def panel_of(pulse: Pulse, title: str) -> Panel:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from protocol.errors import legible
 from protocol.windows import short
 
 if TYPE_CHECKING:
     from protocol.messages.peers import Awaited, LossBest
 
+MOST_LETTERS = 20  # of a word that a stranger wrote
+LONGEST_NAME = 32  # letters that a record has room for
 LATEST = 253_000_000_000.0  # wall clock, in the year 9987: no calendar goes on much longer
 
 
@@ -53,6 +57,23 @@ def clock_time(time: float, now: float) -> str:
 def jump_sentence(loss: float, best: LossBest, now: float) -> str:
     """ "loss 5.21, was 3.62 at 13:55"."""
     return f"loss {loss:.2f}, was {best.loss:.2f} at {clock_time(best.time, now)}"
+
+
+def missing_sentence(missing: Sequence[int]) -> str:
+    """ "Missing before anything is trained: stage 0." """
+    need = f"stage {missing[0]}" if len(missing) == 1 else f"stages {', '.join(map(str, missing))}"
+    return f"Missing before anything is trained: {need}."
+
+
+def word(told: str, most: int = MOST_LETTERS) -> str:
+    """The text that a stranger wrote in place of a word or two, for one line of a terminal."""
+    return " ".join(legible(told).split())[:most]
+
+
+def called(name: str, peer: str) -> str:
+    """The name that a node's volunteer gave it and the end of its key, which nobody else can have; or that alone."""
+    shown = word(name, LONGEST_NAME)
+    return f"{shown} ({short(peer)})" if shown else short(peer)
 
 
 def waiting_sentence(awaited: Awaited, now: float) -> str:

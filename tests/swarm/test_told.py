@@ -63,9 +63,13 @@ def test_a_warning_that_no_longer_holds_is_taken_back(caplog: pytest.LogCaptureF
         await swarm.seed_peer.start()
         first = swarm.add(0, stage=0)
         await until(lambda: any("No live peer serves stage 1" in line for line in caplog.messages))
+        phases = first.member.events.phases
+        assert phases.missing() == "Missing before anything is trained: stage 1."
+        assert phases.missing() == "Missing before anything is trained: stage 1."
         swarm.add(1, stage=1)
         await until(lambda: step_of(first) >= 2)
         assert first.context.counters.no_peer_since is None
+        assert not phases.doing
         for number in list(swarm.nodes):
             swarm.kill(number)
         await swarm.leave()
@@ -73,3 +77,29 @@ def test_a_warning_that_no_longer_holds_is_taken_back(caplog: pytest.LogCaptureF
     run_swarm(main())
     warned = next(i for i, line in enumerate(caplog.messages) if "No live peer serves stage 1" in line)
     assert "Stage 1 is served again." in caplog.messages[warned:]
+
+
+def test_a_last_stage_without_a_first_names_it_and_the_line_to_pass_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "node.service")
+
+    async def main() -> None:
+        swarm = micro_swarm(inner__total_steps=FOREVER)
+        await swarm.seed_peer.start()
+        last = swarm.add(0, stage=1)
+        phases = last.member.events.phases
+        await until(lambda: phases.doing == "waiting for the first step")
+        assert phases.missing() == phases.missing() == "Missing before anything is trained: stage 0."
+        swarm.add(1, stage=0)
+        await until(lambda: not phases.missing())
+        assert phases.detail() == "0 of 2 microbatches are through" or step_of(last)
+        for number in list(swarm.nodes):
+            swarm.kill(number)
+        await swarm.leave()
+
+    run_swarm(main())
+    lines = [line for line in caplog.messages if "Another machine serves stage" in line]
+    assert len(lines) == 1, "however often it is looked at"
+    assert "noloco-node --join " in lines[0]
+    assert lines[0].endswith(" --stage 0")

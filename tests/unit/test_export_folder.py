@@ -194,11 +194,10 @@ def test_a_file_that_comes_in_the_way_later_stays(tmp_path: Path) -> None:
 
 
 def test_a_summary_that_nobody_named_replaces_only_a_summary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "summary.json").write_text('{"chapters": 3}', encoding="utf-8")
-    result = CliRunner().invoke(app, ["swarm"])
+    result = CliRunner().invoke(app, ["swarm", "--dir", str(tmp_path)])
     assert result.exit_code == 2
     assert "is not the summary of a swarm" in " ".join(result.output.split())
     assert (tmp_path / "summary.json").read_text(encoding="utf-8") == '{"chapters": 3}'

@@ -83,9 +83,19 @@ def test_answers_that_stay_wrong_end_it(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / "run.toml").exists()
 
 
-def member(number: int, stage: int, state: State = "serving") -> Member:
-    said = Announcement(stage=stage, state=state, since=0.0)
+def member(number: int, stage: int, state: State = "serving", name: str = "") -> Member:
+    said = Announcement(stage=stage, state=state, since=0.0, name=name)
     return Member(Identity.from_seed("roll", number).peer_id, said, 1e12)
+
+
+def test_the_founder_hears_the_names_that_volunteers_chose_in_a_line_that_nobody_breaks() -> None:
+    roll, anna = Roll(1), member(1, 0, name="Anna")
+    liar = member(2, 0, name="x\x1b[2J\nAll is well.")
+    assert roll.call([anna, liar])[:2] == [
+        f"Anna (…{anna.peer[-8:]}) serves stage 0.",
+        f"x\\x1b[2J All is well. (…{liar.peer[-8:]}) serves stage 0.",
+    ]
+    assert roll.call([liar])[0] == f"Anna (…{anna.peer[-8:]}) has left stage 0."
 
 
 def test_the_founder_hears_who_joins_who_leaves_and_what_is_missing() -> None:

@@ -1,13 +1,14 @@
-"""What a person reads while a swarm starts: never nothing for long, never the same thing again and again."""
+"""What a person reads while a swarm starts: what is being done, and not the same thing again and again."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from bootstrap.local.progress import PACE_SECONDS, SILENCE_SECONDS, StatusLine, what_nodes_do
+from bootstrap.local.progress import PACE_SECONDS, LineInPlace, StatusLine, what_nodes_do
 
 
 class Screen:
@@ -16,7 +17,7 @@ class Screen:
     def __init__(self) -> None:
         self.now = 0.0
         self.lines: list[tuple[float, str]] = []
-        self.progress = StatusLine(lambda line: self.lines.append((self.now, line)), lambda: self.now)
+        self.progress = StatusLine(lambda line: self.lines.append((self.now, line)), clock=lambda: self.now)
 
     def wait(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -24,14 +25,26 @@ class Screen:
             self.progress.look()
 
 
-def test_no_five_seconds_pass_without_a_word() -> None:
+def test_a_long_wait_is_written_ever_more_rarely_with_how_far_it_is() -> None:
     screen = Screen()
-    screen.progress.doing("importing")
-    screen.wait(60)
-    times = [0.0, *(at for at, _ in screen.lines), screen.now]
-    assert max(b - a for a, b in pairwise(times)) < 5
-    assert len(screen.lines) <= 60 / SILENCE_SECONDS + 1
-    assert screen.lines[0] == (1.0, "   1 s  importing")
+    screen.progress.doing("measuring", lambda: f"{screen.now:.0f} of 256 sequences")
+    screen.wait(100)
+    assert [at for at, _ in screen.lines] == [1, 11, 31, 61]
+    assert screen.lines[1] == (11.0, "  11 s  measuring: 11 of 256 sequences")
+
+
+def test_on_a_terminal_one_line_is_rewritten_and_vanishes() -> None:
+    shown, now = io.StringIO(), [0.0]
+    console = Console(file=shown, force_terminal=True, width=80)
+    progress = StatusLine(console.print, LineInPlace(console), lambda: now[0])
+    progress.doing("importing")
+    for _ in range(100):
+        now[0] += 1.0
+        progress.look()
+    console.print("a line that stays")
+    progress.doing("")
+    assert shown.getvalue().count("\n") == 2, "the line that stays, and the end of the one that goes"
+    assert "100 s  importing" in shown.getvalue()
 
 
 def test_something_new_is_told_at_once() -> None:

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ from rich.console import Console
 
 from node.config import NodeConfig, arguments_of, build_config
 from node.watch.events import set_up_logging
-from node.watch.panel import LivePanel, panel_of
-from node.watch.phases import PATIENCE, Phases
+from node.watch.panel import panel_of
+from node.watch.phases import Phases
 from node.watch.pulse import Pulse, farewell, sentence
+from node.watch.screen import Screen
 from node.watch.time_use import Idle, TimeUse
 from node.watch.trace import TraceFile, Track
 from node.watch.words import count, duration
@@ -49,32 +51,32 @@ PULSE = Pulse(
 )
 
 
-def test_each_phase_is_told_and_repeated_before_anybody_wonders_and_the_end_says_what_took_how_long() -> None:
+def test_each_phase_is_told_repeated_ever_more_rarely_and_the_end_says_what_took_how_long() -> None:
     said, clock = list[str](), FakeClock()
-    phases = Phases(said.append, clock)
+    phases = Phases(said.append, clock, said.append)
     phases.begin("loading torch")
     for _ in range(9):
         clock.now += 1.0
         phases.look()
+    clock.now += 2.0
+    phases.look()
     share = [0.43]
     phases.begin("getting the state of stage 1", lambda: f"{share[0]:.0%} of it is here")
-    clock.now += PATIENCE
+    clock.now += 10.0
     phases.look()
     clock.now += 0.5
     phases.end()
     assert said == [
         "Loading torch …",
-        "Still loading torch (3 s).",
-        "Still loading torch (6 s).",
-        "Still loading torch (9 s).",
-        "Getting the state of stage 1 …",
-        "Still getting the state of stage 1: 43% of it is here (3 s).",
-        "Began to train after 12.5 s: loading torch 9.0 s, getting the state of stage 1 3.5 s.",
+        "Still loading torch (11 s).",
+        "Getting the state of stage 1: 43% of it is here",
+        "Still getting the state of stage 1: 43% of it is here (10 s).",
+        "Began to train after 21.5 s: loading torch 11.0 s, getting the state of stage 1 10.5 s.",
     ]
     clock.now += 100.0
     phases.look()
     phases.end()
-    assert len(said) == 7
+    assert len(said) == 5
     phases.begin("measuring memory")  # after a move
     clock.now += 2.0
     phases.end()
@@ -84,7 +86,55 @@ def test_each_phase_is_told_and_repeated_before_anybody_wonders_and_the_end_says
     clock.now += 100.0
     phases.look()
     phases.end()
-    assert len(said) == 10
+    assert len(said) == 8
+
+
+def test_a_wait_is_written_in_a_file_at_seconds_that_grow_and_when_something_else_is_missing() -> None:
+    said, clock, missing = list[tuple[float, str]](), FakeClock(), [""]
+    phases = Phases(
+        lambda line: said.append((clock.now, line)), clock, lambda line: said.append((clock.now, line))
+    )
+    phases.begin("waiting for the first step", lambda: f"{clock.now:.0f} of 9,999", lambda: missing[0])
+    for _ in range(4 * 3600):
+        clock.now += 1.0
+        phases.look()
+    assert [at for at, _ in said] == [0, 10, 30, 60, 300, *range(1800, 4 * 3600 + 1, 1800)]
+    missing[0] = "Missing before anything is trained: stage 0."
+    phases.look()
+    clock.now += 10.0
+    phases.look()
+    missing[0] = ""
+    phases.look()
+    assert [line for _, line in said[-3:]] == [
+        "Missing before anything is trained: stage 0.",
+        "Missing before anything is trained: stage 0. (10 s)",
+        "Waiting for the first step: 14410 of 9,999",
+    ]
+
+
+def test_on_a_terminal_one_line_is_rewritten_and_what_is_logged_stands_above_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown, clock = io.StringIO(), FakeClock()
+    screen = Screen(Console(file=shown, force_terminal=True, width=80))
+    logger = logging.getLogger("noloco")
+    monkeypatch.setattr(logger, "propagate", False)  # what other handlers say goes to the screen, too
+    logger.addHandler(screen)
+    logger.setLevel(logging.INFO)
+    try:
+        phases = Phases(clock=clock, rewrite=screen.wait)
+        phases.begin("loading torch")
+        for _ in range(100):
+            clock.now += 1.0
+            phases.look()
+        logger.info("Serving stage 0.")
+        phases.end()
+    finally:
+        logger.removeHandler(screen)
+        screen.close()
+    assert shown.getvalue().count("\n") == 3, "two lines that stay, and the end of the one that goes"
+    assert "Still loading torch (99 s)." in shown.getvalue()
+    assert "Serving stage 0.\n" in shown.getvalue()
 
 
 def test_the_line_has_everything_that_a_volunteer_asks() -> None:
@@ -117,10 +167,8 @@ def test_the_panel_says_the_same() -> None:
 
 def test_lines_stand_above_the_panel_and_are_not_read_as_markup() -> None:
     shown = io.StringIO()
-    panel = LivePanel(
-        Console(file=shown, force_terminal=True, width=90),
-    )
-    panel.show(PULSE, "run")
+    panel = Screen(Console(file=shown, force_terminal=True, width=90))
+    panel.show(panel_of(PULSE, "run"))
     panel.emit(logging.LogRecord("noloco", logging.INFO, "", 0, "a [bold]line", None, None))
     panel.close()
     assert "a [bold]line" in shown.getvalue()
@@ -222,3 +270,7 @@ def test_what_libraries_say_goes_to_the_file_and_not_to_people(
     for debris in ("Task exception", "past_key_values"):
         assert debris not in shown.getvalue()
         assert debris in written
+    lines = [line for line in written.splitlines() if "a problem of ours" in line]
+    day = lines[0].partition("  ")[0]
+    assert datetime.fromisoformat(day).tzinfo is not None, "a file is read days later, and elsewhere"
+    assert day not in shown.getvalue()

@@ -3,6 +3,7 @@
 const MOST_POINTS = 2000;
 const MOST_HAPPENINGS = 300;
 const MOST_SAMPLES = 20;
+const MOST_LETTERS = 14;
 
 export const state = {
   run: { name: "", id: "", stages: 0, steps: 0, replay: false },
@@ -94,7 +95,12 @@ export async function lookBack(time) {
 
 // --- words and numbers ---------------------------------------------------------------------------
 
-export const end = (id) => id.slice(-6);
+// What a member is called: its volunteer's word for it, else the end of its key.
+export function end(id) {
+  const name = state.rows.get(id)?.name;
+  if (!name) return id.slice(-6);
+  return name.length > MOST_LETTERS ? `${name.slice(0, MOST_LETTERS - 1)}…` : name;
+}
 
 export function amount(value, digits = 3) {
   if (value === null || value === undefined) return "–";
