@@ -78,7 +78,8 @@ def writing(file: Path, advice: str) -> Iterator[None]:
 def write_whole(file: Path, contents: str | bytes, advice: str, mode: int = FOR_OTHERS) -> None:
     """Write the file as a whole or, with a `StateError` that ends with `advice`, leave it as it was."""
     with writing(file, advice):
-        replace_whole(file, contents.encode() if isinstance(contents, str) else contents, mode=mode)
+        written = contents.encode(errors="backslashreplace") if isinstance(contents, str) else contents
+        replace_whole(file, written, mode=mode)
 
 
 def require_places(*files: Path | None, advice: str) -> None:

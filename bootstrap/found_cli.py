@@ -54,8 +54,10 @@ def bootstrap(
     from_checkpoint: FromCheckpoint = None,
     directory: Annotated[Path, typer.Option("--dir", help="For keys and manifest.")] = Path("noloco-run"),
     join: JoinMembers = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="TCP port; 0: any.")] = 31337,
+    host: Annotated[str, typer.Option(envvar="NOLOCO_HOST", help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[
+        int, typer.Option(envvar="NOLOCO_PORT", min=0, max=65_535, help="TCP port; 0: any.")
+    ] = 31337,
     announce: Annotated[
         list[str] | None,
         typer.Option(

@@ -6,6 +6,7 @@ It imports what trains, torch above all, once the settings are known to be usabl
 from __future__ import annotations
 
 import gc
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from node.watch.events import set_up_logging
 from node.watch.phases import Phases, told_while_importing
 from protocol.addresses import check_address, check_announced
 from protocol.errors import JoinError, NolocoError, TokenError, UserError
+from protocol.folders import settle_caches
 from protocol.tokens import Token
 from protocol.transport.ports import require_port
 
@@ -61,6 +63,7 @@ def node(
             flags["join"] = [*(given if isinstance(given, list) else ()), *map(_address, addresses)]
         settings = build_config(flags, file=config)
         require_usable(settings)
+        settle_caches(os.environ, settings.state_dir / "cache")
         require_room_to_start()
         take_open_files()
     except NolocoError as error:

@@ -7,7 +7,7 @@ import inspect
 import io
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, MutableMapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -16,12 +16,15 @@ import uvloop
 from pydantic import BaseModel
 
 from node.command_group import CommandGroup
+from node.config import NodeConfig
 from node.machine.cores import keep_within_quota
+from node.machine.environment import drop_service_links, unknown_in
 from node.machine.home import paths_at_home
 from node.machine.open_files import take_open_files
 from node.machine.processes import ending_beside_threads, without_named_locks
 from protocol.compatibility import MINOR, PROTOCOL
-from protocol.errors import NolocoError, UserError
+from protocol.errors import INTERRUPTED, NO, NolocoError, UserError
+from protocol.folders import settle_caches, settle_temporary_files
 from protocol.keeping import FORMAT
 from protocol.supervision import Work
 from protocol.version import own_version
@@ -49,7 +52,7 @@ def run_async(coroutine: Work[T]) -> T:
         result: T = uvloop.run(coroutine)
         return result
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except NolocoError as error:
         coroutine.close()  # if it has not begun
         fail(error)
@@ -57,7 +60,7 @@ def run_async(coroutine: Work[T]) -> T:
 
 def fail(error: NolocoError) -> NoReturn:
     print(f"error: {error}", file=sys.stderr)
-    sys.exit(error.exit_code if isinstance(error, UserError) else 1)
+    sys.exit(error.exit_code if isinstance(error, UserError) else NO)
 
 
 class App(typer.Typer):
@@ -73,6 +76,7 @@ class App(typer.Typer):
     def __call__(self, *given: Any, **settings: Any) -> Any:
         without_named_locks()
         keep_within_quota(os.environ)
+        drop_service_links(os.environ)
         if isinstance(
             sys.stdout, io.TextIOWrapper
         ):  # of a path or a text that is not UTF-8, as on standard error
@@ -82,23 +86,55 @@ class App(typer.Typer):
 
     def command(self, *given: Any, **settings: Any) -> Callable[[Command], Command]:
         register = super().command(*given, **settings)
-        return lambda function: register(_with_paths_at_home(function)) and function
+        return lambda function: register(_where_it_runs(function)) and function
 
     def callback(self, *given: Any, **settings: Any) -> Callable[[Command], Command]:
-        register = super().callback(*given, **settings)
-        return lambda function: register(_with_paths_at_home(function)) and function
+        register, has_work = (
+            super().callback(*given, **settings),
+            bool(settings.get("invoke_without_command")),
+        )
+        return lambda function: register(_where_it_runs(function, has_work)) and function
 
 
-def _with_paths_at_home(command: Command) -> Command:
+def _where_it_runs(command: Command, has_work: bool = True) -> Command:
+    """Have a command find the home folder in its paths, a place to write, and no variable that it cannot know.
+
+    One that only leads on to another, whose help may be wanted, finds the first alone.
+    """
+
     @functools.wraps(command)
-    def with_paths(*given: Any, **settings: Any) -> Any:
+    def settled(*given: Any, **settings: Any) -> Any:
         try:
             settings = {name: paths_at_home(value) for name, value in settings.items()}
+            if has_work and not any(map(_leads_on, settings.values())):
+                settle_temporary_files(os.environ)
+                settle_caches(os.environ)
+                _tell_unknown(os.environ)
         except UserError as error:
             fail(error)
         return command(*given, **settings)
 
-    return with_paths  # type: ignore[return-value]
+    return settled  # type: ignore[return-value]
+
+
+def _leads_on(value: object) -> bool:
+    return (
+        getattr(value, "invoked_subcommand", None) is not None
+    )  # of a context, whose class typer does not show
+
+
+def _tell_unknown(environment: MutableMapping[str, str]) -> None:
+    """Warn of NOLOCO_… variables that no program knows, and take them out: children need not warn again.
+
+    Raises `UserError` for a mistyped setting, which would be ignored.
+    """
+    unknown = list(unknown_in(environment, NodeConfig.model_fields))
+    told = [f"{each.variable} is not a setting. {each.advice}" for each in unknown if each.is_mistyped]
+    if told:
+        raise UserError("\n".join(told))
+    for each in unknown:
+        print(f"warning: {each.variable} is not a setting. {each.advice}", file=sys.stderr)
+        del environment[each.variable]
 
 
 def options_from(

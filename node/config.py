@@ -13,13 +13,13 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
+from node.machine.environment import ENVIRONMENT_PREFIX
 from node.machine.home import at_home, paths_at_home
 from node.machine.hours import Hours
 from node.machine.limits import parse_rate, parse_share, parse_size
 from node.machine.listening import parse_listen
 from protocol.errors import UserError
 
-ENVIRONMENT_PREFIX = "NOLOCO_"
 # settings that few people need: --help-all shows them, and --help the others
 RARE = frozenset(
     ("run", "text_field", "data_cache", "tokenizer", "from_checkpoint", "host", "announce", "relay", "precision",
@@ -33,7 +33,6 @@ NO_ADDRESS = (
     "The address of any member will do; the run's owner or any volunteer's log has one.\n"
     "To found a run of your own: noloco-bootstrap --preset tiny. To try it alone: noloco swarm."
 )
-OTHER_VARIABLES = ("PRESET", "IMAGE")  # of the compose files
 
 
 class NodeConfig(BaseModel):
@@ -217,7 +216,6 @@ def build_config(
     Raises `UserError` that names settings as given.
     """
     environment = os.environ if environment is None else environment
-    _require_known(environment)
     values: dict[str, object] = _from_file(at_home(file)) if file else {}
     named = {name: f"{name} in {file}" for name in values}
     values |= {
@@ -258,24 +256,9 @@ def _told(problem: ErrorDetails, named: Mapping[str, str]) -> str:
     return f"{shown}: {message}"
 
 
-def _meant(name: str, known: Sequence[str], prefix: str = "") -> str:
+def _meant(name: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f" Did you mean {prefix}{close[0]}?" if close else " noloco-node --help lists all of them."
-
-
-def _require_known(environment: Mapping[str, str]) -> None:
-    """Check that no variable has a mistyped name, which would be ignored. Raises `UserError`."""
-    known = [*map(str.upper, NodeConfig.model_fields), *OTHER_VARIABLES]
-    names = [
-        name.removeprefix(ENVIRONMENT_PREFIX) for name in environment if name.startswith(ENVIRONMENT_PREFIX)
-    ]
-    told = [
-        f"{ENVIRONMENT_PREFIX}{name} is not a setting.{_meant(name, known, ENVIRONMENT_PREFIX)}"
-        for name in names
-        if name not in known
-    ]
-    if told:
-        raise UserError("\n".join(told))
+    return f" Did you mean {close[0]}?" if close else " noloco-node --help lists all of them."
 
 
 def _from_file(file: Path) -> dict[str, object]:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from node.config import ENVIRONMENT_PREFIX
+from node.machine.environment import ENVIRONMENT_PREFIX
 from node.machine.limits import optional
 from node.machine.listening import listen_at, parse_listen
 from node.machine.processes import Children

@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 
-from node.config import ENVIRONMENT_PREFIX, NodeConfig, arguments_of
+from node.config import NodeConfig, arguments_of
 from node.daemon import Node
 from node.dashboard_process import dashboard_beside, own_addresses
 from node.first_look import tell_of_machine, towards
@@ -26,6 +26,7 @@ from node.giving.policy import VolunteerLimits
 from node.machine.checkup import checks_here
 from node.machine.cores import cores
 from node.machine.duty import Duty
+from node.machine.environment import ENVIRONMENT_PREFIX
 from node.machine.limits import parse_rate, parse_share
 from node.machine.processes import PATIENCE, Children, on_interrupt
 from node.membership.outside import announced
@@ -42,7 +43,7 @@ from node.watch.phases import Phases
 from node.watch.screen import Screen
 from node.watch.time_use import TimeUse
 from node.watch.trace import NO_TRACE, TraceFile
-from protocol.errors import NolocoError, UserError
+from protocol.errors import MEND, NolocoError, UserError, later
 from protocol.ground import PeerId
 from protocol.supervision import all_of
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
@@ -233,6 +234,7 @@ async def run_several(config: NodeConfig, devices: Sequence[str]) -> None:
         nodes.kill()
     failed = [node.name for node, code in zip(nodes.all, codes, strict=True) if code]
     if failed:
-        raise UserError(
+        problem = UserError(
             f"The node on {', '.join(failed)} failed; what it said is above, and in its node.log."
         )
+        raise problem if MEND in codes else later(problem)

@@ -4,6 +4,16 @@
 exits with its code. The others are for programs: a caller catches them and goes on.
 """
 
+from typing import TypeVar
+
+# What a command's end says to whatever started it, as a table in docs/troubleshooting.md does
+DONE = 0
+NO = 1  # the answer of a command that was asked something; or it failed in a way that nobody meant
+MEND = 2  # what was typed, this machine or a file: the same again ends the same
+LATER = 75  # sysexits.h, EX_TEMPFAIL: the same again may do
+INTERRUPTED = 130  # 128 and the signal's number, as a shell says it
+TERMINATED = 143
+
 
 class NolocoError(Exception):
     """Base of all errors raised on purpose."""
@@ -12,7 +22,16 @@ class NolocoError(Exception):
 class UserError(NolocoError):
     """Something that the person at the keyboard can mend; the text ends with what to try."""
 
-    exit_code = 2
+    exit_code = MEND
+
+
+E = TypeVar("E", bound=UserError)
+
+
+def later(error: E) -> E:
+    """Mark what passes by itself: whatever has started the command may start it again."""
+    error.exit_code = LATER
+    return error
 
 
 class MissingPackage(UserError):

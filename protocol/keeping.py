@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from protocol.errors import LaterVersion, StateError, legible
+from protocol.errors import LaterVersion, StateError, later, legible
 from protocol.places import refusal, require_folder, require_only_name, require_way
 from protocol.version import own_version
 
@@ -272,9 +272,11 @@ def own(directory: Path, flag: str, *, is_private: bool = False, writes: Collect
         lock.release()
         raise
     except BlockingIOError:
-        raise StateError(
-            f"Another node or seed peer runs with the directory {directory}. "
-            f"Give this one a directory of its own with {flag}."
+        raise later(
+            StateError(
+                f"Another node or seed peer runs with the directory {directory}. "
+                f"Give this one a directory of its own with {flag}."
+            )
         ) from None
     except OSError as error:
         advice = advice_for(error, f"Choose another with {flag}")

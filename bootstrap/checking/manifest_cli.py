@@ -18,7 +18,7 @@ from bootstrap.model_options import AccessToken
 from node.command import App, fail, run_async
 from node.machine.devices import DEVICES, Device
 from node.machine.limits import parse_rate
-from protocol.errors import ManifestError, UserError
+from protocol.errors import NO, ManifestError, UserError
 from protocol.manifest import PRESETS, Manifest, load_preset, load_toml
 from protocol.manifest_advice import advice
 
@@ -137,7 +137,7 @@ def check_here(
     from bootstrap.checking.machine_tables import show_machine
 
     if not run_async(show_machine(join, token, links, threads, watts, as_json)):
-        sys.exit(1)
+        sys.exit(NO)
 
 
 def rate_of(text: str, mbit: float) -> float:

@@ -18,6 +18,7 @@ from bootstrap.export.model_config import FAMILIES, model_in
 from node.data.hub import HUB
 from node.data.tokenizer import FileTokenizer, end_of_text_in, identity_of, load_tokenizer, require_fit
 from node.data.tokenizer_files import FILE_NAME, others_in, read_tokenizer
+from node.machine.home import at_home
 from node.model.pretrained import CONFIG, Pretrained, stage_digest
 from protocol.errors import CheckpointError, ManifestError, StateError, TokenizerError
 from protocol.manifest import (
@@ -184,7 +185,7 @@ def chosen_tokenizer(named: str, checkpoint: str | None) -> bytes | None:
         return read_tokenizer(named)
     if not checkpoint:
         return None
-    place = Path(checkpoint).expanduser()
+    place = at_home(checkpoint)
     if not place.exists():
         return read_tokenizer(HUB + checkpoint)
     if not (place / FILE_NAME).exists() and not others_in(place):

@@ -14,7 +14,7 @@ from bootstrap.creating.run import REVOKED, RUN_KEY, revocations_in, signed_in
 from bootstrap.display import write_whole, writing
 from bootstrap.inspect.observer import visit
 from node.membership.discovery import DHT_DEADLINE
-from protocol.errors import JoinError, StateError, TokenError
+from protocol.errors import JoinError, StateError, TokenError, later
 from protocol.ground import is_time
 from protocol.identity import Identity, is_peer_id, public_key_of
 from protocol.keeping import create_whole, one_after_another
@@ -133,4 +133,6 @@ async def publish(directory: Path, join: Sequence[str], sealed: bytes) -> None:
     async with visit(join, token) as observer:
         key = revoked_key(signed.run_id)
         if not await observer.transport.put(key, sealed, MAX_LIFETIME, DHT_DEADLINE):
-            raise JoinError("No peer has taken the list. Try again, with the address of another member.")
+            raise later(
+                JoinError("No peer has taken the list. Try again, with the address of another member.")
+            )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from node.membership.joining import DIAL_DEADLINE, greet
 from node.storage.state_directory import StateDirectory
-from protocol.errors import JoinError
+from protocol.errors import JoinError, later
 from protocol.rpc import Rpc
 
 LOOK_SECONDS = 15.0
@@ -18,9 +18,11 @@ async def join_members(rpc: Rpc, run_id: str, addresses: Sequence[str]) -> None:
     """Dial members of the run and join their DHT. Raises `JoinError` if no member of that run answers."""
     reached = await rpc.transport.connect(addresses, DIAL_DEADLINE)
     if not reached:
-        raise JoinError(
-            "No member answered at:\n  " + "\n  ".join(addresses) + "\n"
-            "Name another one with --join; every member's log shows its addresses."
+        raise later(
+            JoinError(
+                "No member answered at:\n  " + "\n  ".join(addresses) + "\n"
+                "Name another one with --join; every member's log shows its addresses."
+            )
         )
     await greet(rpc, rpc.transport, sorted(reached), run_id, 0)
 

@@ -20,7 +20,15 @@ from bootstrap.inspect.observer import (
     short,
 )
 from protocol.codec import encode
-from protocol.errors import DeadlineExceeded, JoinError, NolocoError, PeerUnreachable, Refused, WireError
+from protocol.errors import (
+    DeadlineExceeded,
+    JoinError,
+    NolocoError,
+    PeerUnreachable,
+    Refused,
+    WireError,
+    later,
+)
 from protocol.ground import PeerId
 from protocol.messages.training import Predict
 
@@ -121,7 +129,9 @@ class SwarmAnswer:
             logits[values[1].long().clamp(0, vocabulary - 1)] = values[0].float()
         # NaN is the largest to `max`, and −∞ all of no logits: from neither can a token be drawn
         if not abs(float(logits.max())) <= MOST_LOGIT:
-            raise JoinError(f"The route {short(way.route)} sends malformed logits. Run the command again.")
+            raise later(
+                JoinError(f"The route {short(way.route)} sends malformed logits. Run the command again.")
+            )
         return rounds, logits
 
     async def _predict(
@@ -138,17 +148,21 @@ class SwarmAnswer:
                     return await self._predict(way, sequence, top)
                 failure = refusal
             except WireError as error:  # as it would another time
-                raise JoinError(
-                    f"The route {short(way.route)} sends malformed logits ({error}). Run the command again."
+                raise later(
+                    JoinError(
+                        f"The route {short(way.route)} sends malformed logits ({error}). Run the command again."
+                    )
                 ) from None
             except (PeerUnreachable, DeadlineExceeded) as error:
                 failure = error
             way.remembered = 0
             if attempt < ROUTE_TRIES - 1:
                 await asyncio.sleep(PAUSE_SECONDS)
-        raise JoinError(
-            f"The route {short(way.route)} failed ({failure}). Run the command again: it takes replicas that "
-            "are there."
+        raise later(
+            JoinError(
+                f"The route {short(way.route)} failed ({failure}). Run the command again: it takes replicas that "
+                "are there."
+            )
         )
 
     async def _ask(self, way: _Way, sequence: list[int], top: int) -> tuple[list[int], list[torch.Tensor]]:

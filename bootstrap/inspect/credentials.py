@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bootstrap.creating.visit_token import RUN_KEY, VISIT_TOKEN, passing_visit_token
+from node.machine.home import at_home
 from node.storage.state_directory import StateDirectory
 from node.watch.health import running_here
 from protocol.admission import Admission
@@ -35,7 +36,7 @@ def token_finder(given: str, named: Sequence[Path] = ()) -> Callable[[Admission]
 
 
 def _usual() -> list[Path]:
-    state = Path(os.environ.get("NOLOCO_STATE_DIR") or STATE_DIRECTORY).expanduser()
+    state = at_home(os.environ.get("NOLOCO_STATE_DIR") or STATE_DIRECTORY)
     return [Path(RUN_DIRECTORY), state]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import platform
@@ -26,6 +25,7 @@ from node.machine.limits import host_room
 from node.storage.state_directory import StateDirectory
 from node.watch.health import Unwell, directories, look
 from protocol.errors import NolocoError, TokenError
+from protocol.folders import user_name
 from protocol.version import own_version
 
 PACKAGES = (
@@ -65,11 +65,11 @@ async def diagnose(state_dir: Path, join: Sequence[str], token: str, out: Path) 
     if join:
         found["run"], refused = await _run(join, token, state_dir)
     facts = {name: found.pop(name) for name in ("written", "versions", "machine")}  # nobody chose their words
-    redactor = Redactor([*_names_in(found), socket.gethostname(), getpass.getuser(), *join])
+    redactor = Redactor([*_names_in(found), socket.gethostname(), user_name(), *join])
     redacted = {name: redactor.of(part) for name, part in found.items()}
     text = json.dumps(facts | redacted, indent=1, ensure_ascii=False)
     write_whole(out, text + "\n", ADVICE, mode=0o600)
-    _tell(out, len(text.encode()), nodes, redactor)
+    _tell(out, len(text.encode(errors="backslashreplace")), nodes, redactor)
     if refused is not None:
         raise refused
 

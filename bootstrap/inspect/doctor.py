@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from tempfile import gettempdir
 
 import torch
 
@@ -112,9 +111,6 @@ async def network(
         raise
     except UserError as problem:
         yield CheckResult("p2pd", False, str(problem))
-    except OSError as error:
-        told = f"{gettempdir()} cannot be written ({error.strerror}). Free some space there, or set TMPDIR."
-        yield CheckResult("disk", False, told)
 
 
 async def _way(address: str) -> CheckResult | None:

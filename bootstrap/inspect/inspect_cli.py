@@ -16,6 +16,7 @@ from bootstrap.model_options import AccessToken, Join
 from node.command import run_async
 from node.watch.health import Report, Unwell, directories, look
 from node.watch.words import duration
+from protocol.errors import NO
 
 
 def status(
@@ -116,7 +117,7 @@ def doctor(
 
         is_well = run_async(examine_machine(join or [], token, state_dir, host, port))
     if not is_well:
-        sys.exit(1)
+        sys.exit(NO)
 
 
 def examine(directory: Path) -> bool:

@@ -8,7 +8,6 @@ import logging
 import math
 import random
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -28,7 +27,8 @@ from node.model.stage import parameter_count
 from node.state.transfer import fetch_slow_weights, piece_count
 from protocol.admission import Admission
 from protocol.door import STRANGER
-from protocol.errors import JoinError, NolocoError, Refused, TokenError
+from protocol.errors import JoinError, NolocoError, Refused, TokenError, later
+from protocol.folders import temporary_folder
 from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.manifest import Manifest
@@ -175,10 +175,12 @@ class Observer:
 
     def nobody_at(self, stage: int) -> JoinError:
         """The error for a stage of which the last survey found no record."""
-        return JoinError(
-            f"Found no record of stage {stage} of {self.manifest.stages} in {self._looked:.0f} s: nobody serves it, "
-            "or its members cannot be found from here. `noloco status` shows who is there; try again once somebody "
-            "has joined."
+        return later(
+            JoinError(
+                f"Found no record of stage {stage} of {self.manifest.stages} in {self._looked:.0f} s: nobody serves "
+                "it, or its members cannot be found from here. `noloco status` shows who is there; try again once "
+                "somebody has joined."
+            )
         )
 
     async def routes(self, among: Collection[PeerId] | None = None) -> list[list[PeerId]]:
@@ -269,8 +271,8 @@ async def visit(
     """
     if not join:
         raise JoinError("Name the run: --join /ip4/…/tcp/…/p2p/… (the address of any member).")
-    with tempfile.TemporaryDirectory(prefix="noloco-visit-") as directory:
-        key = Path(directory) / "identity.key"
+    with temporary_folder("noloco-visit-") as directory:
+        key = directory / "identity.key"
         Identity.generate().save(key)
         transport = Libp2pTransport(key, Libp2pConfig(host="0.0.0.0", client_only=True))
         rpc = Rpc(transport)
@@ -278,9 +280,12 @@ async def visit(
             await transport.start()
             reached = await transport.connect(join, DIAL_DEADLINE)
             if not reached:
-                raise JoinError(
-                    "\n  ".join(["No peer answered at:", *join]) + "\nCheck that the address is current and "
-                    "complete, that the peer runs, and that its TCP port is open."
+                raise later(
+                    JoinError(
+                        "\n  ".join(["No peer answered at:", *join])
+                        + "\nCheck that the address is current and "
+                        "complete, that the peer runs, and that its TCP port is open."
+                    )
                 )
             greeting = await greet(rpc, transport, sorted(reached), None)
             finder = token_finder(token, directories)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from node.links.links import Links
 from node.links.probing import Visitor
@@ -14,6 +12,7 @@ from node.membership.discovery import read_stages
 from node.membership.joining import payload_limits
 from node.membership.view import View
 from protocol.announcement import Announcement, LinkReport, stage_key
+from protocol.folders import temporary_folder
 from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.messages.peers import Introduce
@@ -30,10 +29,10 @@ RECORD_SECONDS = 300.0
 async def passing_peer(config: Libp2pConfig) -> AsyncIterator[tuple[Rpc, Identity]]:
     """A peer under a key of its own, gone when the context ends.
 
-    Raises `UserError` when p2pd does not start, `OSError` where the folder for temporary files cannot be written.
+    Raises `UserError` when p2pd does not start, or the folder for temporary files cannot be written.
     """
-    with TemporaryDirectory(prefix="noloco-passing-") as directory:
-        path = Path(directory) / "identity.key"
+    with temporary_folder("noloco-passing-") as directory:
+        path = directory / "identity.key"
         key = Identity.load_or_create(path)
         transport = Libp2pTransport(path, config)
         rpc = Rpc(transport)

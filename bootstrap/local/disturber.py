@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import resource
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +21,7 @@ from bootstrap.local import faults
 from bootstrap.local.nodes import LocalNode
 from bootstrap.local.swarm import LocalSwarm
 from node.watch.health import SOCKET_FILE
+from protocol.folders import folders_of_others
 from protocol.supervision import Supervisor
 
 PERIOD_SECONDS = 15.0  # between the beginnings of two faults
@@ -239,10 +240,9 @@ def _signal_p2pd(node: LocalNode, number: signal.Signals) -> None:
 
 def _places_of(node: LocalNode) -> set[Path]:
     """The temporary directories of p2pd's sockets and of the health check's."""
-    folders = {Path("/tmp"), Path(tempfile.gettempdir())}
-    places = {path for folder in folders for path in folder.glob(f"noloco-{node.pid}-*")}
+    places = {path for folder in folders_of_others() for path in folder.glob(f"noloco-{node.pid}-*")}
     with suppress(OSError):
-        places.add(Path((node.directory / SOCKET_FILE).read_text(encoding="utf-8")).parent)
+        places.add(Path(os.fsdecode((node.directory / SOCKET_FILE).read_bytes())).parent)
     return places
 
 

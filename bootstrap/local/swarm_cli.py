@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -32,7 +31,8 @@ from bootstrap.model_options import (
 from node.command import fail, run_async
 from node.data.sources import DEFAULT_FIELD
 from node.machine.open_files import take_open_files
-from protocol.errors import NolocoError, StateError
+from protocol.errors import INTERRUPTED, NolocoError, StateError
+from protocol.folders import lasting_folder, short_temporary_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -134,7 +134,7 @@ def swarm(
         except NolocoError as error:
             fail(error)
         console.print(told, soft_wrap=True, highlight=False)
-        place = directory or Path(tempfile.mkdtemp(prefix="noloco-swarm-"))
+        place = directory or lasting_folder("noloco-swarm-")
         plan = LocalPlan(
             run, replicas, place, minutes, validation_sequences, summary or place / SUMMARY, picture, trace,
             data=tuple(data or ()), text_field=text_field, tokenizer=raw, from_checkpoint=from_checkpoint,
@@ -144,7 +144,7 @@ def swarm(
         )  # fmt: skip
         complete = _train(plan, console, progress, chaos)
     if not complete:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
 
 
 def require_summary(file: Path) -> None:
@@ -175,9 +175,9 @@ def _started(chaos: int | None, dashboard: str) -> Iterator[tuple[Console, Statu
 
     console = Console(markup=False)
     console.print("Starting a swarm on this machine. Ctrl-C ends it.")
-    _begin_preloading(*([] if chaos is None else [DISTURBED]))  # before torch is imported here
     say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
     try:
+        _begin_preloading(*([] if chaos is None else [DISTURBED]))  # before torch is imported here
         listening = open_page(dashboard, say)
     except NolocoError as error:
         fail(error)
@@ -191,6 +191,7 @@ def _begin_preloading(*before: str) -> None:
     """Start the process that nodes will be forked from; it imports the modules `before` and `PRELOADED`.
 
     Returns at once. To be called before this process imports anything large, so that both import at the same time.
+    Raises `ResourceError` where no folder can have that process's socket.
     """
     from multiprocessing import forkserver
 
@@ -198,7 +199,8 @@ def _begin_preloading(*before: str) -> None:
     multiprocessing.set_forkserver_preload([*before, PRELOADED])
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: a Ctrl-C is for this process alone
     try:
-        forkserver.ensure_running()
+        with short_temporary_folder():
+            forkserver.ensure_running()
     finally:
         signal.signal(signal.SIGINT, handler)
     # Until the swarm has begun: whoever ends it leaves no folder of that process behind

@@ -24,7 +24,7 @@ from bootstrap.placement.search import Problem
 from node.membership.capacity import Peer, peer_of
 from node.membership.discovery import DHT_DEADLINE
 from node.model.stage import work_of
-from protocol.errors import JoinError, RecordError, ScenarioError, StateError, UserError
+from protocol.errors import JoinError, RecordError, ScenarioError, StateError, UserError, later
 from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.manifest import Manifest
@@ -234,7 +234,7 @@ async def _put_plan(observer: Observer, sealed: bytes, seconds: float) -> None:
     lifetime = min(MAX_LIFETIME, seconds)
     key = plan_key(observer.signed.run_id)
     if not await observer.transport.put(key, sealed, lifetime, DHT_DEADLINE):
-        raise JoinError("No peer has taken the plan. Try again, with the address of another member.")
+        raise later(JoinError("No peer has taken the plan. Try again, with the address of another member."))
 
 
 async def end_waits(observer: Observer, stages: Sequence[int], directory: Path, seconds: float) -> None:

@@ -13,6 +13,7 @@ from bootstrap.simulated_swarm.swarm_page import write_page
 from bootstrap.simulated_swarm.swarm_report import as_json, show
 from bootstrap.simulated_swarm.swarm_scenario import SwarmScenario
 from bootstrap.simulated_swarm.swarm_world import simulate_swarm
+from protocol.errors import DONE, NO
 
 
 def run_scenario(scenario: SwarmScenario, is_json: bool, page: Path | None) -> int:
@@ -35,4 +36,4 @@ def run_scenario(scenario: SwarmScenario, is_json: bool, page: Path | None) -> i
         write_page(page, world, outcome, checks)
     for check in broken(checks):
         print(check.sentence, file=sys.stderr)
-    return int(bool(broken(checks)))
+    return NO if broken(checks) else DONE

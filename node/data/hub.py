@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias, TypeVar
 from node.data.contents import without_mark
 from node.data.rows import checked, choice, mended
 from node.machine.limits import optional
-from protocol.errors import DataError
+from protocol.errors import DataError, later
 
 Document: TypeAlias = Iterable[bytes]
 _Part = TypeVar("_Part")  # what stands for a split
@@ -65,9 +65,11 @@ def opened_dataset(
         else:
             opened = datasets.load_dataset(place, config, split=split, streaming=True)
     except Exception as error:  # noqa: BLE001  the library raises a dozen kinds, and others with each version
-        raise DataError(
-            f"Cannot read the dataset {name!r} ({reason(error)}). Check its name (hub:NAME:CONFIG:SPLIT) and "
-            "the connection, or name files on this machine with --data."
+        raise later(
+            DataError(
+                f"Cannot read the dataset {name!r} ({reason(error)}). Check its name (hub:NAME:CONFIG:SPLIT) and "
+                "the connection, or name files on this machine with --data."
+            )
         ) from None
     splits: Mapping[str, _Dataset] = opened if isinstance(opened, Mapping) else {_WANTED_SPLIT: opened}
     return train_of(splits, name, f"Name one: --data {HUB}{name}::SPLIT.")
@@ -95,8 +97,10 @@ def _examples(dataset: _Dataset, name: str) -> Iterator[Mapping[str, object]]:
     try:
         yield from dataset
     except Exception as error:  # noqa: BLE001  as above: damaged files, broken connections
-        raise DataError(
-            f"The dataset {name!r} broke off while it was read ({reason(error)}). Check files and connection."
+        raise later(
+            DataError(
+                f"The dataset {name!r} broke off while it was read ({reason(error)}). Check files and connection."
+            )
         ) from None
 
 

@@ -48,7 +48,7 @@ class DataPlan:
 
 
 def default_cache() -> Path:
-    """Return the user's cache, where tools keep documents that belong to no node."""
+    """Return the user's cache, where tools keep documents of no node. Raises `UserError` without a home."""
     return at_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "noloco" / "documents"
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from node.data.batches import Batch, Position, TokenisingTally, TrainingData
 from node.machine.processes import BackgroundThread
 from node.watch.events import Events
-from protocol.errors import DataError
+from protocol.errors import DataError, later
 from protocol.manifest import Manifest
 from protocol.windows import counted, window
 
@@ -154,7 +154,7 @@ def _next(batches: Iterator[tuple[Batch, Position]]) -> tuple[Batch, Position]:
     try:
         return next(batches)
     except StopIteration:
-        raise DataError("Reading the data broke off. Start the node again.") from None
+        raise later(DataError("Reading the data broke off. Start the node again.")) from None
 
 
 class FeedReport:

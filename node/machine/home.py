@@ -20,8 +20,8 @@ def at_home(path: Path | str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         raise UserError(
-            f"There is no user of this machine with the home folder of {path}. Check the name behind ~, or write the "
-            "path from /; a folder whose name begins so is ./~…."
+            f"There is no user of this machine with the home folder of {path}. Check the name behind ~, set HOME, or "
+            "write the path from /; a folder whose name begins so is ./~…."
         ) from None
 
 

@@ -6,8 +6,8 @@ import ipaddress
 import re
 import socket
 
-from protocol.errors import ResourceError, UserError
-from protocol.transport.ports import why_not
+from protocol.errors import UserError
+from protocol.transport.ports import refused
 
 HERE = "127.0.0.1"
 OPEN_TO_ALL = "Anybody who reaches this machine at that port can read it; nobody can change anything by it."
@@ -42,7 +42,7 @@ def listen_at(host: str, port: int, flag: str) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
-        raise ResourceError(why_not(error, host, port, flag, flag)) from None
+        raise refused(error, host, port, flag, flag) from None
 
 
 def address_of(listening: socket.socket) -> str:

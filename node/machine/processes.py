@@ -27,12 +27,12 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, ClassVar, NoReturn, ParamSpec, TypeVar
 
+from protocol.errors import INTERRUPTED, TERMINATED
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-EXIT_INTERRUPTED = 130
-EXIT_TERMINATED = 143  # 128 and the signal's number, as a shell says it
 # seconds that a graceful end may take
 PATIENCE = {signal.SIGINT: 40.0, signal.SIGTERM: 7.5, signal.SIGHUP: 7.5}
 TOGETHER = 0.25  # seconds
@@ -105,7 +105,7 @@ def on_interrupt(stop: Callable[[signal.Signals], bool | None]) -> None:
         if number == signal.SIGHUP:
             let_go_of_terminal()
         if is_repeated(first, number) and loop.time() - came > TOGETHER:
-            _exit("Left at once; what was in flight here is lost to the swarm.", EXIT_INTERRUPTED)
+            _exit("Left at once; what was in flight here is lost to the swarm.", INTERRUPTED)
         if first is not None or loop.time() - came < TOGETHER:
             return
         came = loop.time()
@@ -115,7 +115,7 @@ def on_interrupt(stop: Callable[[signal.Signals], bool | None]) -> None:
         if number != signal.SIGINT:
             # in a thread of its own: the loop may be what hangs
             sentence = "There was no time to end everything; a restart goes on from the last checkpoint."
-            timer = threading.Timer(LAST_MOMENT, _exit, (sentence, EXIT_TERMINATED))
+            timer = threading.Timer(LAST_MOMENT, _exit, (sentence, TERMINATED))
             timer.daemon = True
             timer.start()
 

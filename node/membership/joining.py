@@ -18,7 +18,7 @@ from node.storage.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.addresses import network_of
 from protocol.compatibility import spoken_by, what_to_upgrade
-from protocol.errors import ClockError, JoinError, LaterVersion, NolocoError
+from protocol.errors import ClockError, JoinError, LaterVersion, NolocoError, later
 from protocol.ground import PeerId
 from protocol.manifest import Manifest
 from protocol.messages.peers import Hello, Welcome
@@ -118,9 +118,11 @@ async def greet(
     ):
         if spoken is not None and (sentence := what_to_upgrade(spoken)):
             raise JoinError(f"The peers reached speak another protocol. {sentence}")
-    raise NobodyGreets(
-        "The peers reached did not give a usable manifest:\n  " + "\n  ".join(problems) + "\n"
-        "Ask the run's owner for the address of another member."
+    raise later(
+        NobodyGreets(
+            "The peers reached did not give a usable manifest:\n  " + "\n  ".join(problems) + "\n"
+            "Ask the run's owner for the address of another member."
+        )
     )
 
 
@@ -146,10 +148,12 @@ def _require_same_run(peer: PeerId, run: str, expected: str | None) -> None:
 def _require_same_time(offset: float, limit: float) -> None:
     if abs(offset) > limit:
         direction = "ahead of" if offset > 0 else "behind"
-        raise ClockError(
-            f"This machine's clock is {abs(offset):.1f} s {direction} the swarm's; at most {limit:g} s are "
-            "allowed. Switch on time synchronisation (Linux: 'timedatectl set-ntp true'; WSL: "
-            "'wsl --shutdown', then start again) and retry."
+        raise later(
+            ClockError(
+                f"This machine's clock is {abs(offset):.1f} s {direction} the swarm's; at most {limit:g} s are "
+                "allowed. Switch on time synchronisation (Linux: 'timedatectl set-ntp true'; WSL: "
+                "'wsl --shutdown', then start again) and retry."
+            )
         )
 
 
@@ -221,10 +225,12 @@ async def find_run(
             "nobody-reached",
         )
         return Greeting(known, 0.0)
-    raise JoinError(
-        "No peer answered at:\n  " + "\n  ".join(config.join) + "\n"
-        "Check that the address is complete and current, that the peer runs, and that its TCP port is open "
-        "in the firewalls between."
+    raise later(
+        JoinError(
+            "No peer answered at:\n  " + "\n  ".join(config.join) + "\n"
+            "Check that the address is complete and current, that the peer runs, and that its TCP port is open "
+            "in the firewalls between."
+        )
     )
 
 

@@ -35,7 +35,7 @@ from node.state.witnesses import (
     are_possible,
     compared,
 )
-from protocol.errors import CodecError, JoinError, NolocoError
+from protocol.errors import CodecError, JoinError, NolocoError, later
 from protocol.ground import PeerId
 from protocol.manifest import Inner, Manifest
 from protocol.messages.peers import GetStateIndex
@@ -123,9 +123,11 @@ async def download_state(
         await _survey(download)
         if download.donors and await _fetch_all(download):
             return download.pieces, adopted(list(download.givers.values()), wanted.limits)
-    raise JoinError(
-        f"Could not download stage {wanted.stage} ({download.failure}). "
-        "Check the connection and start again; members keep training meanwhile."
+    raise later(
+        JoinError(
+            f"Could not download stage {wanted.stage} ({download.failure}). "
+            "Check the connection and start again; members keep training meanwhile."
+        )
     )
 
 

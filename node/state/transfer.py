@@ -27,7 +27,7 @@ from node.model.compute import Compute, Priority
 from node.model.replica import PIECE_PARAMETERS, Replica, digest_of
 from node.state.witnesses import sample_of
 from protocol.codec import encode
-from protocol.errors import CodecError, JoinError, NolocoError, Refused
+from protocol.errors import CodecError, JoinError, NolocoError, Refused, later
 from protocol.ground import PeerId
 from protocol.manifest import Manifest
 from protocol.messages.peers import (
@@ -250,7 +250,7 @@ async def fetch_slow_weights(
     """
     index, _ = await rpc.call(peer, GetStateIndex(), deadline=INDEX_DEADLINE)
     if index.stage != stage or index.parameters != parameters:
-        raise JoinError(f"Peer {peer} does not serve stage {stage} any more. Try again.")
+        raise later(JoinError(f"Peer {peer} does not serve stage {stage} any more. Try again."))
     for _ in range(TRIES_PER_PIECE):
         flat = torch.empty(parameters)
         numbers = iter(range(piece_count(parameters)))
@@ -267,8 +267,10 @@ async def fetch_slow_weights(
         await all_of(*(work_off() for _ in range(PIECES_IN_FLIGHT)))
         if len({progress.round for progress in seen}) == 1:
             return flat, max(seen, key=lambda progress: progress.step)
-    raise JoinError(
-        f"Peer {peer} is too quick for this link: its rounds end before its state is here. Try again."
+    raise later(
+        JoinError(
+            f"Peer {peer} is too quick for this link: its rounds end before its state is here. Try again."
+        )
     )
 
 
@@ -283,7 +285,9 @@ async def fetch_slow_piece(
         except NolocoError as failure:
             logger.debug("Piece %d from %s failed: %s", number, peer[-8:], failure)
             last = failure
-    raise JoinError(
-        f"Could not download stage {stage}: piece {number} from {peer[-8:]} failed ({last}). "
-        "Check the connection and start again; members keep training meanwhile."
+    raise later(
+        JoinError(
+            f"Could not download stage {stage}: piece {number} from {peer[-8:]} failed ({last}). "
+            "Check the connection and start again; members keep training meanwhile."
+        )
     )

@@ -187,7 +187,8 @@ class _Plain(logging.Formatter):
         super().__init__("%(asctime)s  %(message)s", datefmt="%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
+        # the name of a file need not be UTF-8: what is not is written as standard error writes it
+        line = super().format(record).encode(errors="backslashreplace").decode()
         return line if record.levelno < logging.WARNING else line.replace("  ", "  ! ", 1)
 
 

@@ -14,7 +14,6 @@ import os
 import shutil
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -23,6 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from protocol.errors import NolocoError, TransportDown
+from protocol.folders import folder_for_sockets, folders_of_others
 from protocol.keeping import replace_whole
 
 if TYPE_CHECKING:
@@ -52,7 +52,10 @@ class Unwell(Exception):
 async def health_served(
     directory: Path, report: Callable[[], Report], orders: Orders = MappingProxyType({})
 ) -> AsyncIterator[None]:
-    """Answer health checks and orders, each with a fresh report, while the block runs."""
+    """Answer health checks and orders, each with a fresh report, while the block runs.
+
+    Raises `ResourceError` where no folder can have the socket.
+    """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, ValueError, TimeoutError):  # whoever asked has gone, or talks nonsense
@@ -72,10 +75,10 @@ async def health_served(
     # not in the state directory itself, whose path may be too long for a socket, or on no local disk
     # a daemon of the same state directory that was killed has left its own: there can be no other one
     with suppress(OSError):
-        former = Path(named.read_text(encoding="utf-8")).parent
-        if former.parent == Path("/tmp") and former.name.startswith(_PREFIX):
+        former = Path(os.fsdecode(named.read_bytes())).parent
+        if former.parent in folders_of_others() and former.name.startswith(_PREFIX):
             shutil.rmtree(former, ignore_errors=True)
-    place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
+    place = folder_for_sockets(_PREFIX)
     try:
         server = await asyncio.start_unix_server(answer, str(place / "socket"), limit=MAX_ORDER)
         (place / "socket").chmod(0o600)
@@ -90,7 +93,7 @@ async def health_served(
 def _tell_each_other(directory: Path, place: Path) -> None:
     """Write in the state directory where the socket is, and beside the socket which state directory that is."""
     replace_whole(place / DIRECTORY_FILE, os.fsencode(directory.resolve()))
-    replace_whole(directory / SOCKET_FILE, str(place / "socket").encode())
+    replace_whole(directory / SOCKET_FILE, os.fsencode(place / "socket"))
 
 
 def _obey(line: bytes, orders: Orders) -> Report:
@@ -160,7 +163,7 @@ def look(
     Raises `Unwell` when none comes within `deadline` seconds; whether the order was carried out is then unknown.
     """
     try:
-        path = (directory / SOCKET_FILE).read_text(encoding="utf-8")
+        path = os.fsdecode((directory / SOCKET_FILE).read_bytes())
     except OSError:
         raise Unwell(f"no daemon runs with the state directory {directory}, or it just started") from None
     ends, answer = time.monotonic() + deadline, b""
@@ -191,7 +194,7 @@ def directories(directory: Path) -> list[Path]:
 def running_here() -> list[Path]:
     """The directories of the daemons that this user runs on this machine, and of some that were killed."""
     found = []
-    for place in sorted(Path("/tmp").glob(f"{_PREFIX}*")):
+    for place in sorted(path for folder in folders_of_others() for path in folder.glob(f"{_PREFIX}*")):
         with suppress(OSError, ValueError):
             if place.lstat().st_uid == os.geteuid() and not place.is_symlink():
                 found.append(Path(os.fsdecode((place / DIRECTORY_FILE).read_bytes())))
@@ -204,7 +207,7 @@ def is_of_several(directory: Path) -> bool:
 
 
 def main() -> None:
-    """Print one line for each daemon; exit code 0 when all are well, 1 otherwise."""
+    """Print one line for each daemon; exit code `DONE` when all are well, `NO` otherwise."""
     if len(sys.argv) != 2:
         sys.exit("Usage: python -m node.watch.health STATE-DIRECTORY")
     try:

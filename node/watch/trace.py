@@ -302,7 +302,8 @@ def _microseconds(seconds: float) -> int:
 
 def _lines(events: list[Event]) -> bytes:
     return b",\n".join(
-        json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode() for event in events
+        json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode(errors="backslashreplace")
+        for event in events
     )
 
 

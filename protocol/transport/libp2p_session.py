@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from protocol.addresses import Whereabouts, check_address, is_loopback, network_of, peer_id_in
-from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, UserError
+from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, UserError, later
 from protocol.ground import Buffer, PeerId
 from protocol.supervision import Supervisor, all_of, cancelled
 from protocol.transport.base import Stream
@@ -183,7 +183,7 @@ class Session:
             await p2pd.stop()
             if isinstance(error, OSError | NolocoError):  # a timeout is an OSError
                 why = str(error) or f"no answer within {_LOCAL_DEADLINE:g} s"
-                raise UserError(f"p2pd started but does not respond ({why}). Try again.") from error
+                raise later(UserError(f"p2pd started but does not respond ({why}). Try again.")) from error
             raise
 
     def refuse_by(

@@ -10,13 +10,13 @@ import asyncio
 import logging
 import os
 import shutil
-import tempfile
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.errors import UserError
+from protocol.errors import UserError, later
+from protocol.folders import folder_for_sockets, folders_of_others
 from protocol.supervision import Supervisor, cancelled, seen
 from protocol.transport.hivemind_api import P2P, P2PDaemonError
 from protocol.transport.metering import UNMETERED, Meter
@@ -82,13 +82,13 @@ class P2pd:
     ) -> P2pd:
         """Start p2pd within `config.startup_timeout`.
 
-        Raises `ResourceError` when the port is taken and `UserError` when p2pd does not start for another
-        reason; nothing is left behind then, and it may be repeated.
+        Raises `ResourceError` when the port is taken or no folder can have its sockets, and `UserError` when p2pd
+        does not start for another reason; nothing is left behind then, and it may be repeated.
         """
         host_addresses = None if config.client_only else [_listen_address(config)]
         _remove_former()
         prefix = f"noloco-{os.getpid()}-{pids_known()}-"
-        directory = Path(tempfile.mkdtemp(prefix=prefix, dir=_short_directory()))
+        directory = folder_for_sockets(prefix)
         handles: list[P2P] = []
 
         class Handle(P2P):  # type: ignore[misc] # hivemind has no types
@@ -203,13 +203,8 @@ def _listen_address(config: Libp2pConfig) -> str:
 def _start_failure(error: BaseException, config: Libp2pConfig) -> UserError:
     if isinstance(error, TimeoutError):
         late = f"p2pd did not start within {config.startup_timeout:g} s."
-        return UserError(f"{late} Is this machine overloaded? Try again.")
+        return later(UserError(f"{late} Is this machine overloaded? Try again."))
     return UserError(f"p2pd did not start. {error}. Check --host, --port and --announce, then try again.")
-
-
-def _short_directory() -> str:
-    """The directory for sockets: a socket's path has 108 bytes at most, which a long TMPDIR would exceed."""
-    return tempfile.gettempdir() if len(tempfile.gettempdir()) < 40 else "/tmp"
 
 
 def pids_known() -> str:
@@ -222,6 +217,7 @@ def pids_known() -> str:
 
 def _remove_former() -> None:
     """Remove the directories of processes that were killed and could not remove their own."""
-    for directory in Path(_short_directory()).glob(f"noloco-[0-9]*-{pids_known()}-*"):
-        if not Path(f"/proc/{directory.name.split('-')[1]}").exists() and Path("/proc/self").exists():
-            shutil.rmtree(directory, ignore_errors=True)
+    for place in folders_of_others():
+        for directory in place.glob(f"noloco-[0-9]*-{pids_known()}-*"):
+            if not Path(f"/proc/{directory.name.split('-')[1]}").exists() and Path("/proc/self").exists():
+                shutil.rmtree(directory, ignore_errors=True)

@@ -7,7 +7,7 @@ import ipaddress
 import socket
 
 from protocol.addresses import Host
-from protocol.errors import ResourceError, UserError
+from protocol.errors import ResourceError, UserError, later
 
 _FIRST_OF_EVERYBODY = 1_024
 
@@ -28,7 +28,7 @@ def require_port(host: str, port: int) -> Host:
     try:
         _try(address, port)
     except OSError as error:
-        raise ResourceError(why_not(error, host, port)) from error
+        raise refused(error, host, port) from error
     return address
 
 
@@ -48,6 +48,12 @@ def _try(address: Host, port: int) -> None:
         if address.version == 6:  # as p2pd does: IPv4 is another address
             probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         probe.bind((str(address), port))
+
+
+def refused(error: OSError, host: str, port: int, *flags: str) -> ResourceError:
+    """The error that says `why_not`; a port in use may be free again."""
+    problem = ResourceError(why_not(error, host, port, *flags))
+    return later(problem) if error.errno == errno.EADDRINUSE else problem
 
 
 def why_not(

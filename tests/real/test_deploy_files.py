@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from node.config import ENVIRONMENT_PREFIX, NodeConfig
+from node.config import NodeConfig
+from node.machine.environment import ENVIRONMENT_PREFIX
 from tests.real.test_container_linters import run, tool
 
 DEPLOY = Path(__file__).parent.parent.parent / "docker" / "deploy"
@@ -37,18 +38,22 @@ def test_the_pods_settings_are_settings_of_a_node() -> None:
     assert {mount["name"] for mount in container["volumeMounts"]} <= claims
 
 
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
-    text = (DEPLOY / "noloco-node.service").read_text(encoding="utf-8")
-    unit = tmp_path / "noloco-node.service"
-    unit.write_text(text.replace("/usr/local/bin/noloco-node", sys.executable))  # which must be there
+@pytest.mark.parametrize("name", ["node", "seed", "page"])
+def test_systemd_takes_the_units(name: str, tmp_path: Path) -> None:
+    text = (DEPLOY / f"noloco-{name}.service").read_text(encoding="utf-8")
+    unit = tmp_path / f"noloco-{name}.service"
+    text = re.sub(
+        r"ExecStart=/usr/local/bin/[a-z-]+", f"ExecStart={sys.executable}", text
+    )  # which must be there
+    unit.write_text(text)
     checked = run(tool("systemd-analyze"), "verify", unit)
     if "No such file or directory" in checked.stderr or "Failed to" in checked.stderr.split(":")[0]:
         pytest.skip(f"systemd-analyze does not work here: {checked.stderr[:100]}")
-    assert "noloco-node.service" not in checked.stderr, checked.stderr
+    assert unit.name not in checked.stderr, checked.stderr
     named = re.findall(rf"{ENVIRONMENT_PREFIX}([A-Z_]+)=", text)
     assert {name.lower() for name in named} <= set(NodeConfig.model_fields)
     unit.write_text(text.replace("KillSignal=SIGINT", "KillSignal=SIGNONE"))
-    assert "noloco-node.service" in run(tool("systemd-analyze"), "verify", unit).stderr
+    assert unit.name in run(tool("systemd-analyze"), "verify", unit).stderr
 
 
 def test_the_batch_script_is_one_and_asks_for_the_run() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from node.machine.processes import EXIT_INTERRUPTED
+from protocol.errors import INTERRUPTED
 from tests.real.daemons import PATIENCE, Daemon, NodeDaemon, SeedDaemon, run_tool, wait_until
 
 
@@ -73,5 +73,5 @@ def test_a_second_ctrl_c_leaves_no_process_behind(both: NodeDaemon) -> None:
     both.signal(signal.SIGINT)
     time.sleep(1.0)  # or the two signals are one
     both.signal(signal.SIGINT)
-    assert both.process.wait(PATIENCE) == EXIT_INTERRUPTED
+    assert both.process.wait(PATIENCE) == INTERRUPTED
     assert wait_until(lambda: not any(node.is_running() for node in nodes))

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from node.machine import processes
-from node.machine.processes import EXIT_INTERRUPTED, EXIT_TERMINATED, LAST_MOMENT, TOGETHER
+from node.machine.processes import LAST_MOMENT, TOGETHER
+from protocol.errors import INTERRUPTED, TERMINATED
 from tests.real.daemons import PATIENCE, started
 
 PROGRAM = """
@@ -65,7 +66,7 @@ def test_the_first_signal_asks(number: signal.Signals) -> None:
 
 def test_the_second_signal_ends_at_once() -> None:
     code, printed = end_of("stays", signal.SIGINT, signal.SIGINT)
-    assert code == EXIT_INTERRUPTED
+    assert code == INTERRUPTED
     assert "Left at once" in printed
 
 
@@ -91,7 +92,7 @@ def test_a_signal_that_comes_twice_at_once_asks_once(number: signal.Signals) -> 
 @pytest.mark.parametrize("manner", ["stays", "hangs"])
 def test_after_sigterm_even_a_process_that_hangs_ends(manner: str, number: signal.Signals) -> None:
     code, printed = end_of(manner, number)
-    assert code == EXIT_TERMINATED
+    assert code == TERMINATED
     assert "last checkpoint" in printed
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol.errors import LATER, MEND
 from protocol.manifest import preset_text
 from tests.real.daemons import PATIENCE, NodeDaemon, SeedDaemon
 
@@ -167,3 +168,20 @@ def test_an_interrupt_lets_a_node_leave_whether_it_trains_or_waits(seed: SeedDae
     graceful.wait_for_event("serving")
     assert graceful.leave() == 0, graceful.output
     assert "Left the swarm" in graceful.output
+
+
+def test_names_that_are_not_utf_8_are_told_like_others(tmp_path: Path) -> None:
+    """Of the text, of the state directory with its log, and of a file that is not there."""
+    place = tmp_path / os.fsdecode(b"caf\xe9")
+    place.mkdir()
+    (place / "text.txt").write_text("text " * 100, encoding="utf-8")
+    given = ("--join", NOBODY, "--host", "127.0.0.1", "--state-dir", str(place / "state"))
+    asked = run("node.cli", *given, "--data", str(place / "text.txt"), cwd=tmp_path)
+    assert asked.returncode == LATER, asked.stderr
+    assert "No peer answered" in asked.stderr
+    missing = run("node.cli", *given, "--data", str(place / "none.txt"), cwd=tmp_path)
+    assert missing.returncode == MEND
+    assert r"caf\udce9/none.txt" in missing.stderr
+    for done in (asked, missing):
+        assert "Traceback" not in done.stderr
+        assert "Logging error" not in done.stderr

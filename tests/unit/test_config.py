@@ -79,22 +79,6 @@ def test_an_unknown_setting_in_the_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "told"),
-    [
-        ("NOLOCO_JION", "NOLOCO_JION is not a setting. Did you mean NOLOCO_JOIN?"),
-        ("NOLOCO_QQQQ", "NOLOCO_QQQQ is not a setting. noloco-node --help lists all of them."),
-    ],
-)
-def test_a_mistyped_variable_is_not_ignored(variable: str, told: str) -> None:
-    with pytest.raises(UserError) as refused:
-        build_config({}, {variable: "x"})
-    assert str(refused.value) == told
-    assert (
-        build_config({}, {"NOLOCO_PRESET": "tiny", "HOME": "/"}) == NodeConfig()
-    )  # of a compose file, and others
-
-
-@pytest.mark.parametrize(
     "name", [name for name, field in NodeConfig.model_fields.items() if "tuple" in str(field)]
 )
 def test_one_text_in_the_file_is_a_list_of_one(name: str, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_a_message_that_is_made_elsewhere_is_followed_to_its_words() -> None:
         ("node/cli.py", "Tell this node where the run is"),
         ("protocol/transport/ports.py", f"Port {GAP} is in use on {GAP}"),
         ("node/model/pretrained.py", f"{GAP} has no config.json"),
-        ("node/config.py", f"NOLOCO_{GAP} is not a setting"),
+        ("node/command.py", f"{GAP} is not a setting"),
         ("bootstrap/generation/decoding.py", "--tokens must be 1 or more"),
         ("bootstrap/simulation/learning.py", "The held-out documents of the data"),
     ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import resource
 import signal
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bootstrap.display import write_whole
 from node.watch.events import JsonLines, set_up_logging
 
 Limit = Callable[[int], None]
@@ -91,3 +93,27 @@ def test_both_the_terminal_and_the_log_show_so_many_lines_a_minute(
             logging.getLogger("protocol.answering").exception("Failed to answer %s", "predict")
     for text in (logged.read_text(), capfd.readouterr().err):
         assert text.count("Traceback") == text.count("Failed to answer predict") == 20
+
+
+def test_a_name_that_is_not_utf_8_is_a_line_like_others(
+    logged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As Python has it of such a file's name: it was sixty lines of "Logging error", and no line in the log."""
+    named = tmp_path / os.fsdecode(b"caf\xe9.txt")
+    named.write_text("text", encoding="utf-8")
+    set_up_logging(verbose=False, file=logged)
+    [listed] = [path for path in tmp_path.iterdir() if path.suffix == ".txt"]
+    logging.getLogger("noloco").warning("Reading %s.", listed)
+    said = capsys.readouterr().err
+    assert "Logging error" not in said
+    assert "Traceback" not in said
+    written = logged.read_text(encoding="utf-8")
+    assert written.count("\n") == 1
+    assert r"caf\udce9.txt." in written
+    lines = JsonLines(tmp_path / "events.jsonl")
+    lines({"event": "data", "file": str(listed)})
+    lines.close()
+    [event] = (tmp_path / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(event)["file"] == str(listed)
+    write_whole(tmp_path / "told", f"{listed}\n", "Choose another.")
+    assert r"caf\udce9.txt" in (tmp_path / "told").read_text(encoding="utf-8")
