@@ -20,6 +20,7 @@ from node.machine.cores import keep_within_quota
 from node.machine.home import paths_at_home
 from node.machine.open_files import take_open_files
 from node.machine.processes import ending_beside_threads, without_named_locks
+from node.watch.words import wrapped
 from protocol.compatibility import MINOR, PROTOCOL
 from protocol.errors import NolocoError, UserError
 from protocol.keeping import FORMAT
@@ -56,8 +57,13 @@ def run_async(coroutine: Work[T]) -> T:
 
 
 def fail(error: NolocoError) -> NoReturn:
-    print(f"error: {error}", file=sys.stderr)
+    print(wrapped(f"error: {error}", sys.stderr), file=sys.stderr)
     sys.exit(error.exit_code if isinstance(error, UserError) else 1)
+
+
+def doing(sentence: str) -> None:
+    """Tell on standard error what a command is about to do, before it loads what takes seconds."""
+    print(f"{sentence} …", file=sys.stderr, flush=True)
 
 
 class App(typer.Typer):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from node.watch.line_limit import LineLimit
 from node.watch.phases import Phases
+from node.watch.words import wrapped
 from protocol.keeping import descriptor_of
 
 LOG_BYTES = (
@@ -165,6 +166,8 @@ def set_up_logging(
     for handler in handlers:
         handler.addFilter(LineLimit(handler))
         handler.setFormatter(_Plain())
+    if shown is None:
+        handlers[0].setFormatter(_OnTerminal())
     logging.basicConfig(level=logging.WARNING, handlers=handlers, force=True)
     for name in OURS:
         logging.getLogger(name).setLevel(level)
@@ -187,3 +190,10 @@ class _Plain(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
         return line if record.levelno < logging.WARNING else line.replace("  ", "  ! ", 1)
+
+
+class _OnTerminal(_Plain):
+    """Lines that a terminal breaks between words, below their beginning."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return wrapped(super().format(record), sys.stderr, later=" " * 10)
