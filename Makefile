@@ -14,6 +14,7 @@ COMPILE := uv pip compile pyproject.toml --python-version 3.11 --universal --upg
 	--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet
 # By uv, which takes a quarter of pip's time; by pip where uv cannot reach the index
 define install
+	@echo "Installing what $(1).lock has, torch among it: two to ten minutes the first time, with no word in between."
 	$(BIN)/pip install --quiet --requirement $(LOCKS)/uv.txt
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --no-deps --require-hashes --requirement $(LOCKS)/$(1).lock || \
 	  $(BIN)/pip install --quiet --no-deps --require-hashes --requirement $(LOCKS)/$(1).lock
@@ -57,6 +58,7 @@ lint: $(VENV)/.installed
 check: lint test test-long  ## what CI runs, and everything long; a test in real time may fail once, and is named
 
 newest:  ## the gate with the newest of everything that pyproject.toml allows, in build/newest; says what is newer
+	@echo "Installing into build/newest: some minutes, with no word in between."
 	$(PYTHON) -m venv build/newest
 	build/newest/bin/pip install --quiet --upgrade --editable '.[test]'
 	-build/newest/bin/pip freeze | tr A-Z_ a-z- | grep '^[a-z].*==' | \

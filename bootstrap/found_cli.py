@@ -5,17 +5,20 @@ The modules that do it are imported by the command itself: --help and mistyped o
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bootstrap.creating.init_cli import init
+from bootstrap.creating.init_cli import answered, init
 from bootstrap.creating.invite_cli import delegate, invite, revoke
 from bootstrap.display import OTHER_ADDRESS_FILE, require_places
 from bootstrap.model_options import EndOfText, FromCheckpoint, OwnManifest, RunTokenizer
-from node.command import App, Version, fail, run_async
+from node.command import App, Version, doing, fail, run_async
+from node.config import MANIFEST_FILE
 from node.machine.listening import require_place
 from node.machine.open_files import take_open_files
 from node.membership.outside import announced
@@ -84,14 +87,15 @@ def bootstrap(
 ) -> None:
     """Found a run and keep its seed peer up.
 
-    Newcomers dial it first. Started again with the same --dir, it takes up the same run. noloco-bootstrap is the
-    same program.
+    Without a manifest or preset it asks about the run. Started again with the same --dir, it takes up the same run.
+    noloco-bootstrap is the same program.
 
-    Example: noloco found --preset llama-125m --tokenizer hub:HuggingFaceTB/SmolLM2-135M
+    Example: noloco found --preset llama-5m --tokenizer tokenizer.json
     """
     if context.invoked_subcommand is not None:
         return
     _require_usable(announce or (), dashboard, address_file)
+    doing("Getting ready to found the run, or to take it up")
     from bootstrap.creating.choosing import RunOptions
     from bootstrap.creating.invitation import ADDRESSES
     from bootstrap.creating.run import found, keep_seed_peer
@@ -100,8 +104,14 @@ def bootstrap(
     set_up_logging(verbose)
     try:
         wanted, raw = None, None
+        is_new = not (directory / MANIFEST_FILE).exists()
         if preset or manifest or from_checkpoint or tokenizer:
             wanted, raw = RunOptions(preset, manifest, tokenizer, end_of_text, from_checkpoint).resolved()
+        elif is_new and not join and sys.stdin.isatty():
+            run = answered({})
+            wanted, raw = run.manifest, run.tokenizer
+            if run.text:
+                print(f"Serve stage 0 with your text: noloco join ADDRESS --data {shlex.quote(run.text)}")
         require_port(host, port)  # after what was typed: a mistake there is one on any machine
         with own(directory, "--dir", writes={ADDRESSES}):
             founded = found(directory, wanted, raw)

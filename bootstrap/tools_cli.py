@@ -13,6 +13,7 @@ from typing import Any
 from bootstrap.checking.manifest_cli import app as manifest_tools
 from bootstrap.creating.init_cli import init
 from bootstrap.creating.invite_cli import delegate, invite, revoke
+from bootstrap.creating.tokenizer_cli import tokenizer
 from bootstrap.dashboard.dashboard_cli import dashboard, watch
 from bootstrap.evaluation.eval_cli import evaluate
 from bootstrap.export.export_cli import export
@@ -35,8 +36,8 @@ COMMANDS: dict[str, Commands] = {  # as help lists them
     "Try": {"swarm": swarm},
     "Take part": {"join": join, "node": node_orders, "doctor": doctor},
     "Found": {
-        "found": founding, "init": init, "manifest": manifest_tools, "invite": invite, "delegate": delegate,
-        "revoke": revoke, "plan": plan,
+        "found": founding, "init": init, "tokenizer": tokenizer, "manifest": manifest_tools, "invite": invite,
+        "delegate": delegate, "revoke": revoke, "plan": plan,
     },
     "Watch": {
         "status": status, "dashboard": dashboard, "watch": watch, "links": links, "contributors": contributors,

@@ -22,6 +22,7 @@ from node.machine.environment import drop_service_links, unknown_in
 from node.machine.home import paths_at_home
 from node.machine.open_files import take_open_files
 from node.machine.processes import ending_beside_threads, without_named_locks
+from node.watch.words import wrapped
 from protocol.compatibility import MINOR, PROTOCOL
 from protocol.errors import INTERRUPTED, NO, NolocoError, UserError
 from protocol.folders import settle_caches, settle_temporary_files
@@ -59,8 +60,13 @@ def run_async(coroutine: Work[T]) -> T:
 
 
 def fail(error: NolocoError) -> NoReturn:
-    print(f"error: {error}", file=sys.stderr)
+    print(wrapped(f"error: {error}", sys.stderr), file=sys.stderr)
     sys.exit(error.exit_code if isinstance(error, UserError) else NO)
+
+
+def doing(sentence: str) -> None:
+    """Tell on standard error what a command is about to do, before it loads what takes seconds."""
+    print(f"{sentence} …", file=sys.stderr, flush=True)
 
 
 class App(typer.Typer):

@@ -28,7 +28,7 @@ WORD = "literal_error"  # and for a word that is none of those that a setting ma
 MOST_NAMED = 3  # unknown settings
 BYTES = "bytes"  # data.tokenizer where each byte is a token
 MOST_REPLICAS = 10_000  # of a stage: what a replica of another one can be given
-PRESETS = ("tiny", "llama-125m", "llama-1.3b", "llama-6.8b")
+PRESETS = ("tiny", "llama-5m", "llama-20m", "llama-60m", "llama-125m", "llama-1.3b", "llama-6.8b")
 
 Codec = Literal["fp32", "fp16", "bf16", "int8"]
 BoundaryCodec = Literal["fp32", "fp16", "bf16", "int8", "eden4", "eden2"]  # between two stages

@@ -28,7 +28,7 @@ ROPE_MAY: dict[RopeType, tuple[str, ...]] = {
 ATTENTION_BIAS: tuple[Family, ...] = ("llama", "qwen3")  # that have the choice; Qwen2 always has its own
 SLIDING: tuple[Family, ...] = ("mistral", "qwen2", "qwen3")
 
-MOST_OVER_BYTES = 4_096  # tokens of a vocabulary where bytes are tokens: more of them nobody means
+MOST_OVER_BYTES = 2_048  # tokens of a vocabulary where bytes are tokens: more of them nobody means
 
 
 class Section(BaseModel):

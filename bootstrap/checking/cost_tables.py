@@ -12,7 +12,7 @@ from bootstrap.checking.costs import Cost, Limit
 from bootstrap.checking.report import DeviceReport
 from bootstrap.display import plain_table
 from node.machine.devices import EFFICIENCY
-from node.watch.words import count, duration
+from node.watch.words import amount, count, duration
 
 ABOUT_SPEEDS = (
     f"Computing: published bf16 arithmetic, of which {EFFICIENCY:.0%} is assumed to be reached, with kernels of 5 µs "
@@ -53,7 +53,7 @@ def device_table(speeds: Sequence[DeviceReport], costs: Sequence[Cost | None]) -
             f"{cost.compute_tokens_per_second:,.0f}{' *' * is_smaller}",
             f"{links:,.0f}" if links < float("inf") else "-",
             f"{cost.tokens_per_second:,.0f}",
-            f"{cost.hours:,.1f}",
+            amount(cost.hours),
         )
     return table
 
@@ -62,8 +62,8 @@ def in_words(cost: Cost, replicas: int) -> str:
     """Say in sentences all that the table leaves out."""
     stages, total = len(cost.uploaded), cost.tokens_per_second * replicas
     said = [
-        f"{count(cost.tokens)} tokens in {duration(3600 * cost.hours)}, with {replicas} replicas of {stages} "
-        f"stage{'s' * (stages > 1)} at {total:,.0f} tokens/s in all.",
+        f"{count(cost.tokens)} tokens in {duration(3600 * cost.hours)}, with {replicas} "
+        f"replica{'s' * (replicas > 1)} of {stages} stage{'s' * (stages > 1)} at {total:,.0f} tokens/s in all.",
         f"A volunteer sends {_range(cost.uploaded)} and receives {_range(cost.downloaded)}.",
     ]
     said += _paid(cost)
@@ -76,10 +76,10 @@ def in_words(cost: Cost, replicas: int) -> str:
 
 def _paid(cost: Cost) -> list[str]:
     """Sentences on power and money, as far as watts and prices are known."""
-    said = [f"The devices cost {cost.rent:,.0f} in all."] if cost.rent else []
+    said = [f"The devices cost {amount(cost.rent)} in all."] if cost.rent else []
     if cost.kwh:
-        price = f", which cost {cost.power:,.0f}" if cost.power else ""
-        said.append(f"At full load they take {cost.kwh:,.0f} kWh{price}.")
+        price = f", which cost {amount(cost.power)}" if cost.power else ""
+        said.append(f"At full load they take {amount(cost.kwh)} kWh{price}.")
     else:
         said.append("What it takes of power is not known: name its --watts.")
     return said

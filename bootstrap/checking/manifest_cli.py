@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from bootstrap.checking.devices import measured_here, named
 from bootstrap.model_options import AccessToken
-from node.command import App, fail, run_async
+from node.command import App, doing, fail, run_async
 from node.machine.devices import DEVICES, Device
 from node.machine.limits import parse_rate
 from protocol.errors import NO, ManifestError, UserError
@@ -81,6 +81,7 @@ def check(
         if (file is not None) + (preset is not None) + bool(join) != 1:
             raise UserError(NAME_ONE)
         upload, download = (rate_of(text, mbit) for text in (uplink, downlink))
+        doing("Working out what this machine can do" if join else "Working out what the run takes")
         if join:
             from bootstrap.checking.this_machine import NamedLinks
 
@@ -111,9 +112,11 @@ def show_check(
 ) -> None:
     """Show what a run by the manifest takes, and what it costs with such devices."""
     from bootstrap.checking.costs import cost_of
+    from bootstrap.checking.fitting import verdict
     from bootstrap.checking.report import report_of, report_on
 
     report = report_on(chosen, replicas, links)
+    first = verdict(chosen, devices, links, replicas)
     speeds = [report_of(chosen, each) for each in devices]
     costs = [cost_of(chosen, each, links, replicas, prices) for each in devices]
     if as_json:
@@ -121,12 +124,12 @@ def show_check(
             asdict(speed) | {"cost": cost and asdict(cost)} for speed, cost in zip(speeds, costs, strict=True)
         ]
         found = asdict(report) | {"devices": told}
-        print(json.dumps({"check": "manifest", "ok": True, **found}, indent=2))
+        print(json.dumps({"check": "manifest", "ok": True, "verdict": first, **found}, indent=2))
         return
     from bootstrap.checking.cost_tables import show_costs
     from bootstrap.checking.tables import show_report
 
-    show_report(report, chosen, links)
+    show_report(first, report, chosen, links)
     show_costs(speeds, costs, replicas)
 
 

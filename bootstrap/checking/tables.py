@@ -16,7 +16,8 @@ from node.watch.words import duration
 from protocol.manifest import Manifest
 
 
-def show_report(report: Report, manifest: Manifest, links: AssumedLinks) -> None:
+def show_report(verdict: str, report: Report, manifest: Manifest, links: AssumedLinks) -> None:
+    """Print the verdict, the tables and the sentences."""
     memory = memory_table([stage.memory_parts for stage in report.stages])
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold")
@@ -25,7 +26,7 @@ def show_report(report: Report, manifest: Manifest, links: AssumedLinks) -> None
         grid.add_row(subject, Text(text))
     title = f"{report.name}: {described_parameters(manifest)}"
     Console(markup=False).print(
-        title, "", stage_table(report), "", memory, "", grid, sep="\n", highlight=False
+        verdict, "", title, "", stage_table(report), "", memory, "", grid, sep="\n", highlight=False
     )
 
 

@@ -214,11 +214,16 @@ def with_tokenizer(
     contents = manifest.model_dump()
     contents["data"] |= {"tokenizer": identity_of(raw), "end_of_text": end_of_text}
     if is_preset:
-        contents["model"]["vocab_size"] = -(-tokenizer.tokens // _ROUNDED_TO) * _ROUNDED_TO
+        contents["model"]["vocab_size"] = rows_for(tokenizer)
     else:
         require_fit(tokenizer, manifest)
         _tell_rowless(tokenizer, manifest)
     return manifest_from(contents)
+
+
+def rows_for(tokenizer: FileTokenizer) -> int:
+    """Return the vocabulary of a model for the tokenizer."""
+    return -(-tokenizer.tokens // _ROUNDED_TO) * _ROUNDED_TO
 
 
 def _tell_rowless(tokenizer: FileTokenizer, manifest: Manifest) -> None:

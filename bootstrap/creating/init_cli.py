@@ -1,17 +1,18 @@
-"""`noloco-bootstrap init`: a manifest with a comment on every setting, from a few questions or from flags."""
+"""`noloco init`: a manifest with a comment on every setting, from a few questions or from flags."""
 
 from __future__ import annotations
 
 import sys
-from operator import attrgetter
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from bootstrap.creating.asking import Answered, asked, parameters
 from bootstrap.display import write_whole
 from node.command import fail
-from protocol.errors import ManifestError, NolocoError, UserError
+from protocol.errors import NolocoError, UserError
 from protocol.manifest import (
     BYTES,
     PRESETS,
@@ -21,28 +22,28 @@ from protocol.manifest import (
     manifest_from,
 )
 
-# flag: where it goes in the manifest, and the question; those without one are asked of nobody
-QUESTIONS = {
-    "name": ("name", "Name of the run"),
-    "stages": ("stages", "Pipeline stages"),
-    "hidden": ("model.hidden_size", ""),
-    "layers": ("model.layers", ""),
-    "heads": ("model.heads", ""),
-    "kv_heads": ("model.kv_heads", ""),
-    "intermediate": ("model.intermediate_size", ""),
-    "vocab": ("model.vocab_size", ""),
-    "source": ("data.source", "Text: python-stdlib, or local (each volunteer's own)"),
-    "sequence_tokens": ("data.sequence_tokens", "Tokens in a sequence"),
-    "sequences": ("inner.sequences", "Sequences in a microbatch"),
-    "microbatches": ("inner.microbatches", "Microbatches in an inner step"),
-    "steps": ("inner.total_steps", "Inner steps in all"),
-    "learning_rate": ("inner.learning_rate", ""),
-    "inner_steps": ("outer.inner_steps", "Inner steps between two averagings"),
+PLACES = {  # in the manifest, by flag
+    "name": "name",
+    "stages": "stages",
+    "hidden": "model.hidden_size",
+    "layers": "model.layers",
+    "heads": "model.heads",
+    "kv_heads": "model.kv_heads",
+    "intermediate": "model.intermediate_size",
+    "vocab": "model.vocab_size",
+    "source": "data.source",
+    "sequence_tokens": "data.sequence_tokens",
+    "sequences": "inner.sequences",
+    "microbatches": "inner.microbatches",
+    "steps": "inner.total_steps",
+    "learning_rate": "inner.learning_rate",
+    "inner_steps": "outer.inner_steps",
+    "private": "access.private",
 }
 HEAD = """\
 # The manifest of one training run. Founding signs it, and from then on it never changes.
 #   noloco manifest check {file}              memory, bytes and seconds that a run by it takes
-#   noloco-bootstrap --manifest {file}        found the run
+#   noloco found --manifest {file}            found the run
 # docs/manifest.md explains every setting.
 """
 MEANINGS = {
@@ -99,6 +100,9 @@ def init(
     steps: Annotated[int | None, typer.Option(help="Total number of inner steps.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     inner_steps: Annotated[int | None, typer.Option(help="Inner steps between gossip averagings.")] = None,
+    private: Annotated[
+        bool | None, typer.Option("--private/--open", help="Who may join: the invited, or anybody.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask any questions.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
@@ -106,81 +110,52 @@ def init(
 
     Example: noloco init my-run.toml --size tiny --stages 4
     """
-    given = {flag: value for flag, value in locals().items() if flag in QUESTIONS and value is not None}
+    given = {flag: value for flag, value in locals().items() if flag in PLACES and value is not None}
     try:
-        if file.exists() and not force:
-            raise UserError(f"{file} exists already. Choose another file, or replace it with --force.")
+        _require_new(file, force)
         if not yes and not sys.stdin.isatty():
             raise UserError("There is no terminal to ask questions on: give flags, and --yes for the rest.")
-        base = load_preset(size or "tiny") if yes or size else _asked_for_size()
-        manifest = changed(base, given) if yes else _answered(base, given)
-        write_whole(file, toml_of(manifest, str(file)), "Choose another file.")
+        preset = load_preset(size or "tiny")
+        run = Answered(changed(preset, given), None, "") if yes else answered(given, size)
+        made = _written(run, file, force)
     except NolocoError as error:
         fail(error)
+    manifest = run.manifest
     print(f"Wrote {file}, a model of {parameters(manifest)}. Look at it: noloco manifest check {file}")
     lacks_tokenizer = manifest.data.tokenizer == BYTES and manifest.model.outgrows_bytes
-    own = " --tokenizer tokenizer.json (or hub:NAME)" if lacks_tokenizer else ""
-    print(f"Found the run: noloco-bootstrap --manifest {file}{own}")
+    own = f" --tokenizer {made}" if made else " --tokenizer tokenizer.json (or hub:NAME)" * lacks_tokenizer
+    print(f"Found the run: noloco found --manifest {file}{own}")
     if manifest.data.source == "local":
-        print("Its text is what volunteers bring: who is to serve stage 0 adds --data FILE.")
+        print(f"Its text is what volunteers bring: who is to serve stage 0 adds --data {run.text or 'FILE'}.")
 
 
-def parameters(manifest: Manifest) -> str:
-    """Describe how large a model is for people, whose names may count the blocks alone; without loading torch."""
-    model = manifest.model
-    blocks, tables = (
-        model.layers * model.layer_parameters,
-        model.table_parameters * (2 - model.tied_embeddings),
-    )
-    return f"{_millions(blocks + tables)} parameters, {_millions(tables)} of them for its vocabulary"
+def answered(given: dict[str, object], size: str | None = None) -> Answered:
+    """Return the run by questions and flags, which have the last word. Raises `NolocoError`."""
+    run = asked(given, size)
+    return replace(run, manifest=changed(run.manifest, given))
 
 
-def _millions(number: int) -> str:
-    return f"{number / 1e9:.1f}B" if number >= 1e9 else f"{number / 1e6:.3g}M"
+def _written(run: Answered, file: Path, force: bool) -> Path | None:
+    """Write the manifest and, beside it, its tokenizer.json; return where that is."""
+    made = None
+    if run.tokenizer is not None:
+        made = file.with_name(f"{file.stem}-tokenizer.json")
+        _require_new(made, force)
+        write_whole(made, run.tokenizer, "Choose another file.")
+    write_whole(file, toml_of(run.manifest, str(file)), "Choose another file.")
+    return made
 
 
-def _asked_for_size() -> Manifest:
-    """Ask for a size until there is such a preset."""
-    for name in PRESETS:
-        typer.echo(f"  {name}: {parameters(load_preset(name))}")
-    while True:
-        try:
-            return load_preset(typer.prompt("Size of the model", default="tiny"))
-        except ManifestError as problem:
-            typer.echo(problem)
-
-
-def _answered(base: Manifest, given: dict[str, object]) -> Manifest:
-    """The manifest by flags and answers. Answers that do not go together are asked for again, and none is lost.
-
-    Raises `ManifestError` when the answers stay as they were.
-    """
-    answers = dict[str, object]()
-    while True:
-        before, answers = answers, _asked(base, given, answers)
-        try:
-            return changed(base, given | answers)
-        except ManifestError as problem:
-            if answers == before:
-                raise
-            typer.echo(f"{problem}\nOnce more; Enter keeps an answer.")
-
-
-def _asked(base: Manifest, given: dict[str, object], before: dict[str, object]) -> dict[str, object]:
-    """Ask the questions that no flag has answered; Enter keeps the last answer, or the value of the chosen size."""
-    answers = {}
-    for flag, (place, question) in QUESTIONS.items():
-        if question and flag not in given:
-            usual = attrgetter(place)(base)
-            answers[flag] = typer.prompt(question, default=before.get(flag, usual), type=type(usual))
-    return answers
+def _require_new(place: Path, force: bool) -> None:
+    if place.exists() and not force:
+        raise UserError(f"{place} exists already. Choose another file, or replace it with --force.")
 
 
 def changed(base: Manifest, given: dict[str, object]) -> Manifest:
     """`base` with what was asked for, and what follows from it. Raises `ManifestError` naming each bad setting."""
     settings = base.model_dump()
     for flag, value in given.items():
-        section, _, name = QUESTIONS[flag][0].rpartition(".")
+        section, _, name = PLACES[flag].rpartition(".")
         (settings[section] if section else settings)[name] = value
     model, inner = settings["model"], settings["inner"]
     if "hidden" in given and "intermediate" not in given:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from bootstrap.model_options import AccessToken, Join
-from node.command import fail, run_async
+from node.command import doing, fail, run_async
 from node.machine.listening import require_place
 from protocol.errors import NolocoError, UserError
 
@@ -40,6 +40,7 @@ def dashboard(
             )
     except NolocoError as error:
         fail(error)
+    doing("Starting the page")
     from bootstrap.dashboard import running
 
     run_async(
@@ -70,6 +71,7 @@ def watch(
     """
     if not (tensorboard or wandb or events):
         fail(UserError("Say where the curves go: --tensorboard DIR, --wandb PROJECT or --events FILE."))
+    doing("Following the run")
     from bootstrap.dashboard.watching import Destinations, follow
 
     run_async(follow(join or [], token, Destinations(tensorboard, wandb, events), seconds))

@@ -15,7 +15,7 @@ from bootstrap.model_options import (
     TextFieldOption,
     TokenizerFile,
 )
-from node.command import fail, run_async
+from node.command import doing, fail, run_async
 from node.data.sources import DEFAULT_FIELD
 from protocol.errors import NolocoError, UserError
 
@@ -52,6 +52,7 @@ def evaluate(
         fail(UserError("Name the model: --model DIRECTORY of an export, or --join ADDRESS of a run."))
     if model is not None:
         _require_of_export(tokenizer, every_replica=every_replica)
+    doing("Getting ready to measure")
     from bootstrap.evaluation.measuring import WantedLosses, evaluate_export, evaluate_swarm
     from node.data.opening import default_cache
 

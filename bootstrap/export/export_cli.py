@@ -9,7 +9,7 @@ import typer
 
 from bootstrap.export.order import DEFAULT_SHARD, ExportOrder, check_order
 from bootstrap.model_options import AccessToken, Join, TokenizerFile
-from node.command import fail, run_async
+from node.command import doing, fail, run_async
 from protocol.errors import NolocoError
 
 
@@ -39,6 +39,7 @@ def export(
         check_order(order)
     except NolocoError as error:
         fail(error)
+    doing("Getting ready to export")
     from bootstrap.export.exporting import export_swarm
 
     run_async(export_swarm(join or [], token, order, tokenizer))

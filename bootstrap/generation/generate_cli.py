@@ -10,7 +10,7 @@ import typer
 
 from bootstrap.generation.decoding import Decoding
 from bootstrap.model_options import AccessToken, Join, ModelDirectory, TokenizerFile
-from node.command import fail, run_async
+from node.command import doing, fail, run_async
 from node.data.contents import without_mark
 from node.data.rows import mended
 from node.watch.events import set_up_logging
@@ -39,6 +39,7 @@ def generate(
         if (model is None) == (not join):
             raise UserError("Name the model: --model DIRECTORY of an export, or --join ADDRESS of a run.")
         text = _prompt(prompt)
+        doing("Getting the model ready")
         from bootstrap.generation.writing import generate_from_export, generate_from_swarm
 
         if model is not None:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from bootstrap.display import plain_table
 from bootstrap.model_options import AccessToken, Join
-from node.command import run_async
+from node.command import doing, run_async
 from node.watch.health import Report, Unwell, directories, look
 from node.watch.words import duration
 from protocol.errors import NO
@@ -30,6 +30,7 @@ def status(
 
     Example: noloco status --join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…
     """
+    doing("Looking at the run")
     from bootstrap.inspect.status import show_status
 
     run_async(show_status(join or [], token, picture, watch=watch, is_json=as_json))
@@ -44,6 +45,7 @@ def links(
 
     Example: noloco links --join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…
     """
+    doing("Asking the run's nodes for their links")
     from bootstrap.inspect.link_map import show_links
 
     run_async(show_links(join or [], token, out))
@@ -60,6 +62,7 @@ def contributors(
 
     Example: noloco contributors --join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…
     """
+    doing("Asking the run's nodes for what others gave")
     from bootstrap.inspect.contributors import show_contributors
 
     run_async(show_contributors(join or [], token, json))
@@ -78,6 +81,7 @@ def diagnose(
 
     Example: noloco diagnose --state-dir noloco-state
     """
+    doing("Collecting what a report needs")
     from bootstrap.inspect.diagnosing import diagnose as write_diagnosis
 
     run_async(write_diagnosis(state_dir, join or [], token, out))
@@ -113,6 +117,7 @@ def doctor(
     if own is not None:
         is_well = examine(own)
     else:
+        doing("Looking at this machine")
         from bootstrap.inspect.doctor import examine_machine
 
         is_well = run_async(examine_machine(join or [], token, state_dir, host, port))

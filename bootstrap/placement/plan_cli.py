@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from bootstrap.placement.request import PlanRequest
-from node.command import fail
+from node.command import doing, fail
 from protocol.errors import NolocoError
 
 
@@ -18,6 +18,7 @@ def plan(**options: Any) -> None:
     try:
         request = PlanRequest(**options)
         request.check()
+        doing("Getting ready to plan")
         from bootstrap.placement.plan_run import make_and_show
 
         make_and_show(request)

@@ -149,11 +149,22 @@ def swarm_scenario(contents: object, where: str) -> SwarmScenario:
         raise ScenarioError(f"{where} cannot be simulated:\n  " + "\n  ".join(problems)) from None
 
 
+def presets_told() -> str:
+    """Return a line for each preset: its name, and what it is."""
+    width = max(map(len, SWARM_PRESETS))
+    return "\n".join(
+        f"  {name:{width}}  {_preset(name).splitlines()[0].lstrip('# ')}" for name in SWARM_PRESETS
+    )
+
+
+def _preset(name: str) -> str:
+    return resources.files(__package__).joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
+
+
 def read_scenario(name: str) -> SwarmScenario:
     """A preset by its name, else a TOML file. Raises `ScenarioError`."""
     if name in SWARM_PRESETS:
-        text = resources.files(__package__).joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
-        return swarm_scenario({"name": name, **tomllib.loads(text)}, f"The preset {name}")
+        return swarm_scenario({"name": name, **tomllib.loads(_preset(name))}, f"The preset {name}")
     file = at_home(name)
     if not file.suffix and not file.exists():
         raise ScenarioError(

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bootstrap.inspect.observer import squared_deviation
 from bootstrap.simulation.crowd import Crowd
+from bootstrap.simulation.pulse import Pulse
 from bootstrap.simulation.swarm import WORK_SECONDS, SimulatedSwarm
 from node.daemon import Node
 from node.data.batches import TrainingData
@@ -149,16 +150,21 @@ def text_of(manifest: Manifest, texts: tuple[str, ...] = ()) -> TrainingData:
     return open_data(manifest, DataPlan(texts, DEFAULT_FIELD, default_cache(), "XDG_CACHE_HOME", ""), None)
 
 
-def simulate(setting: LearningSetting) -> LearningResult:
+def simulate_aloud(setting: LearningSetting) -> LearningResult:
+    """Train as `simulate` does, and tell on standard error each ten seconds how far it is."""
+    return simulate(setting, Pulse(setting.facts(), setting.manifest.inner.total_steps))
+
+
+def simulate(setting: LearningSetting, pulse: Pulse | None = None) -> LearningResult:
     """Train to the last step, on one thread: a minute for a million tokens of the tiny preset."""
     torch.set_num_threads(1)
     began = time.perf_counter()
-    outcome: LearningResult = run_virtual(_train(setting, text_of(setting.manifest, setting.texts)))
+    outcome: LearningResult = run_virtual(_train(setting, text_of(setting.manifest, setting.texts), pulse))
     outcome.wall_seconds = round(time.perf_counter() - began, 2)
     return outcome
 
 
-async def _train(setting: LearningSetting, data: TrainingData) -> LearningResult:
+async def _train(setting: LearningSetting, data: TrainingData, pulse: Pulse | None = None) -> LearningResult:
     manifest, replicas = setting.manifest, setting.replicas
     if setting.all_reduce:  # the mean gradient of N replicas is that of one with N times the microbatches
         inner = manifest.inner.model_copy(update={"microbatches": manifest.inner.microbatches * replicas})
@@ -176,7 +182,7 @@ async def _train(setting: LearningSetting, data: TrainingData) -> LearningResult
         slowed = setting.slow if number == count - 1 else 1.0
         crowd.add(number, replicas, speed=1 / slowed, device=setting.device, compile="off")
     outcome = LearningResult(setting.key, setting.facts())
-    watching = asyncio.get_running_loop().create_task(_watch(swarm, crowd, data, outcome))
+    watching = asyncio.get_running_loop().create_task(_watch(swarm, crowd, data, outcome, pulse))
     began, ended = await _to_the_end(swarm, crowd.attackers)
     watching.cancel()
     await swarm.leave()
@@ -216,17 +222,23 @@ def _pace(swarm: SimulatedSwarm, number: int) -> float:
     return round((len(times) - 1) / (times[-1] - times[0]), 4) if len(times) > 1 else 0.0
 
 
-async def _watch(swarm: SimulatedSwarm, crowd: Crowd, data: TrainingData, outcome: LearningResult) -> None:
-    """Records loss and spread at about `CURVE_POINTS` points of the run."""
+async def _watch(
+    swarm: SimulatedSwarm, crowd: Crowd, data: TrainingData, outcome: LearningResult, pulse: Pulse | None
+) -> None:
+    """Records loss and spread at about `CURVE_POINTS` points of the run, and tells how far it is."""
     every = max(1, swarm.manifest.inner.total_steps // CURVE_POINTS)
     due = every
     while True:
         await asyncio.sleep(OBSERVED_SECONDS)
         routes = routes_of(swarm, crowd.attackers)
+        if routes and pulse is not None:
+            pulse.look(routes[0][0].step)
         if routes and routes[0][0].step >= due:
             due = routes[0][0].step + every
             loss = loss_along(routes[0], data, CURVE_SEQUENCES)
             outcome.curve.append((tokens_of(swarm), loss, spread_of(routes)))
+            if pulse is not None:
+                pulse.loss = loss
 
 
 def routes_of(swarm: SimulatedSwarm, without: Collection[int] = ()) -> list[list[Replica]]:

@@ -16,7 +16,7 @@ import typer
 from typer import Argument, Option
 
 from bootstrap.model_options import OwnManifest, PresetToTrain
-from node.command import App, fail
+from node.command import App, doing, fail
 from node.machine.cores import cores
 from node.watch.events import set_up_logging
 from protocol.errors import ManifestError, NolocoError
@@ -88,6 +88,7 @@ def learning(**given: Any) -> None:
     Example: noloco simulate learning --method noloco,diloco -k 5,25
     """
     options = LearningOptions(**given)
+    doing("Loading torch to simulate")
     from bootstrap.creating.choosing import RunOptions
     from bootstrap.simulation.study import one_setting, run_and_show
     from node.serving import choose_device
@@ -143,6 +144,7 @@ def simulate_attacks(
 
     Example: noloco simulate attacks --kinds cached-answers --shares 0.25
     """
+    doing("Loading torch to simulate")
     from bootstrap.creating.choosing import RunOptions
     from bootstrap.simulation.attacks import attack_settings, run_and_show_attacks
     from bootstrap.simulation.liars import CLIP, LIES
@@ -167,7 +169,7 @@ def simulate_attacks(
 
 @app.command("swarm")
 def simulate_peers(
-    scenario: Annotated[str, Argument(help="A preset, as lab-8 or world-1k, or a TOML file.")],
+    scenario: Annotated[str, Argument(help="A preset, or a TOML file.", show_default=False)] = "",
     seed: Annotated[int | None, Option(metavar="N", help="Another one than the scenario's.")] = None,
     minutes: Annotated[float | None, Option(metavar="N", min=1, help="Virtual ones, in all.")] = None,
     page: Annotated[Path | None, Option(help="Write the report as one HTML page, too.")] = None,
@@ -175,17 +177,19 @@ def simulate_peers(
 ) -> None:
     """Simulate up to 10,000 peers that come, go and fail.
 
-    They decide by the daemon's own code.
-
-    Presets: lab-8, regional-64, world-1k, world-10k, spot-churn, mass-exit, partition, flash-crowd,
-    slow-fifth (docs/scaling.md). Exits with 1 and a sentence when a bound of the report is broken.
+    They decide by the daemon's own code. Without a scenario the presets are listed (docs/scaling.md). Exits with 1
+    and a sentence when a bound of the report is broken.
 
     Example: noloco simulate swarm spot-churn
     """
-    from bootstrap.simulated_swarm.swarm_scenario import changed, read_scenario
+    from bootstrap.simulated_swarm.swarm_scenario import changed, presets_told, read_scenario
 
+    if not scenario:
+        print(f"Name one, as in: noloco simulate swarm lab-8\n{presets_told()}")
+        return
     try:
         chosen = changed(read_scenario(scenario), seed=seed, minutes=minutes)
+        doing(f"Simulating {scenario}")
         from bootstrap.simulated_swarm.running_swarm import run_scenario
 
         code = run_scenario(chosen, as_json, page)

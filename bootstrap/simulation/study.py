@@ -18,7 +18,7 @@ from rich.table import Table
 from scipy.special import stdtrit
 
 from bootstrap.display import figure
-from bootstrap.simulation.learning import LearningResult, LearningSetting, simulate
+from bootstrap.simulation.learning import LearningResult, LearningSetting, simulate, simulate_aloud
 from protocol.errors import DataError
 from protocol.keeping import descriptor_of
 from protocol.manifest import Manifest, manifest_from
@@ -28,9 +28,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 OnOutcome = Callable[[LearningResult, int, int], None]  # outcome, how many are done, how many there are
 
-SHOWN = {  # how columns are called in the table
+SHOWN = {  # how facts are called in the table
     "learning_rate": "lr",
-    "microbatches": "micro-\nbatches",
     "alpha": "α",
     "beta": "β",
     "gamma": "γ",
@@ -103,7 +102,11 @@ def one_setting(
 
 
 def run_study(
-    settings: Sequence[LearningSetting], file: Path | None, jobs: int, on_outcome: OnOutcome
+    settings: Sequence[LearningSetting],
+    file: Path | None,
+    jobs: int,
+    on_outcome: OnOutcome,
+    work: Callable[[LearningSetting], LearningResult] = simulate,
 ) -> list[LearningResult]:
     """Outcomes in the order of `settings`. Those already in `file` (JSON lines) are not run again.
 
@@ -113,9 +116,7 @@ def run_study(
     known = {outcome.key: outcome for outcome in read_outcomes(file)} if file is not None else {}
     wanted = {setting.key: setting for setting in settings}
     missing = [setting for key, setting in wanted.items() if key not in known]
-    for done, outcome in enumerate(
-        as_they_end(simulate, missing, jobs), start=len(wanted) - len(missing) + 1
-    ):
+    for done, outcome in enumerate(as_they_end(work, missing, jobs), start=len(wanted) - len(missing) + 1):
         known[outcome.key] = outcome
         if file is not None:
             with os.fdopen(descriptor_of(file), "a", encoding="utf-8") as lines:
@@ -183,13 +184,14 @@ def run_and_show(
             highlight=False,
         )
 
-    outcomes = run_study(settings, results, jobs, tell)
+    outcomes = run_study(settings, results, jobs, tell, simulate_aloud)
     if plot is not None:
         plot_learning(outcomes, plot)
     if as_json:
         print(json.dumps({"simulation": "learning", "results": rows(outcomes)}, indent=2))
     else:
-        Console(markup=False).print(table_of(outcomes))
+        for table in tables_of(outcomes):
+            Console(markup=False).print(table, "", sep="\n", highlight=False)
 
 
 def grouped(outcomes: Iterable[LearningResult]) -> list[list[LearningResult]]:
@@ -255,31 +257,39 @@ def interval(values: Sequence[float]) -> float | None:
     return round(float(stdtrit(count - 1, 0.975)) * stdev(values) / math.sqrt(count), 4)
 
 
-def table_of(outcomes: Sequence[LearningResult]) -> Table:
-    """A row for each setting: what distinguishes it, then what came of it."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    columns = varied(outcomes)
-    for name in columns:
-        table.add_column(SHOWN.get(name, name))
-    for name in (
-        "loss", "to the first", "by seed", "mean's", "spread", "bytes/\ntoken", "of all-\nreduce's",
-        "rounds", "paired", "blocked",
-    ):  # fmt: skip
-        table.add_column(name, justify="right")
-    line = (
-        "{by_seed}", "{loss_of_mean:.3f}", "{spread:.1e}", "{bytes_per_token:.1f}", "{share:.1%}",
-        "{rounds:.0f}", "{paired:.0%}", "{blocked:.1%}",
-    )  # fmt: skip
+def tables_of(outcomes: Sequence[LearningResult]) -> list[Table]:
+    """Tables with a row for each setting: what it learnt, what that took, and its losses by seed."""
+    learnt = _table("loss", "to the first", "mean's", "spread")
+    took = _table("bytes/token", "of all-reduce", "rounds", "paired", "blocked")
+    by_seed = _table("loss by seed", left=True)
     for number, (group, row) in enumerate(zip(grouped(outcomes), rows(outcomes), strict=True)):
-        facts = (row[name] for name in columns)
-        by_seed = " ".join(f"{outcome.loss:.3f}" for outcome in group)
-        table.add_row(
-            *(f"{fact:g}" if isinstance(fact, float) else str(fact) for fact in facts),
+        name = ", ".join(_told(fact, row[fact]) for fact in varied(outcomes)) or "all alike"
+        learnt.add_row(
+            name,
             _with_interval(row["loss"], row["loss_interval"], ".3f"),
             _with_interval(row["difference"], row["difference_interval"], "+.3f") if number else "",
-            *(cell.format(by_seed=by_seed, **row) for cell in line),
+            f"{row['loss_of_mean']:.3f}",
+            f"{row['spread']:.1e}",
         )
+        cells = ("{bytes_per_token:.1f}", "{share:.1%}", "{rounds:.0f}", "{paired:.0%}", "{blocked:.1%}")
+        took.add_row(name, *(cell.format(**row) for cell in cells))
+        by_seed.add_row(name, " ".join(f"{outcome.loss:.3f}" for outcome in group))
+    several = any(len(group) > 1 for group in grouped(outcomes))
+    return [learnt, took, *([by_seed] if several else [])]
+
+
+def _table(*columns: str, left: bool = False) -> Table:
+    """A table whose settings wrap between words where a terminal is narrow, and whose numbers stay whole."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("setting", min_width=24)
+    for column in columns:
+        table.add_column(column, justify="left" if left else "right", no_wrap=not left)
     return table
+
+
+def _told(fact: str, value: object) -> str:
+    name = SHOWN.get(fact, fact.rpartition(".")[2])
+    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
 
 
 def _with_interval(value: object, half: object, form: str) -> str:

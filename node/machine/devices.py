@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Of the published arithmetic, what training a Llama reaches: an assumption, not a measurement of ours. Megatron-LM
 # reports 44 to 52 % (arXiv 2104.04473, table 1) with long tuning; unfused kernels and small microbatches reach less.
@@ -57,6 +57,14 @@ DEVICES = {
         Device("cpu", 0.77, 51, 32, 65, is_gpu=False),
     )
 }
+
+FOR_A_NODE = 0.75  # of the memory of a machine without a GPU: the rest is the system's and other programs'
+
+
+def processor_of(gigabytes: float) -> Device:
+    """A machine without a GPU, as fast as "cpu", of whose memory a node may have three quarters."""
+    return replace(DEVICES["cpu"], name=f"machines of {gigabytes:.3g} GB", memory=FOR_A_NODE * gigabytes)
+
 
 # What drivers call them. Exactly these: an "H100 PCIe" or a part of an A100 is another device, and slower.
 DRIVERS_NAMES = {

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from node.watch.line_limit import LineLimit
 from node.watch.phases import Phases
+from node.watch.words import wrapped
 from protocol.keeping import descriptor_of
 
 LOG_BYTES = (
@@ -167,6 +168,8 @@ def set_up_logging(
     for handler in handlers:
         handler.addFilter(LineLimit(handler))
         handler.setFormatter(_Dated() if isinstance(handler, _LogFile) else _Plain())
+    if shown is None:
+        handlers[0].setFormatter(_OnTerminal())
     logging.basicConfig(level=logging.WARNING, handlers=handlers, force=True)
     for name in OURS:
         logging.getLogger(name).setLevel(level)
@@ -197,3 +200,10 @@ class _Dated(_Plain):
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         return datetime.fromtimestamp(record.created, UTC).astimezone().isoformat(timespec="seconds")
+
+
+class _OnTerminal(_Plain):
+    """Lines that a terminal breaks between words, below their beginning."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return wrapped(super().format(record), sys.stderr, later=" " * 10)

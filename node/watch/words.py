@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import textwrap
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from protocol.errors import legible
 from protocol.windows import short
@@ -14,6 +17,7 @@ if TYPE_CHECKING:
 
 MOST_LETTERS = 20  # of a word that a stranger wrote
 LONGEST_NAME = 32  # letters that a record has room for
+_TO_COPY = re.compile(r"^ {4}|/ip[46]/|/dns[46]?/|noloco-node --|noloco join /")
 LATEST = 253_000_000_000.0  # wall clock, in the year 9987: no calendar goes on much longer
 
 
@@ -34,6 +38,28 @@ def count(number: float) -> str:
         if number >= unit:
             return f"{number / unit:.3g} {name}" if number < 1e3 * unit else f"{number / unit:,.0f} {name}"
     return f"{number:,.0f}"
+
+
+def wrapped(text: str, stream: TextIO, later: str = "") -> str:
+    """Break the lines of a text between words where `stream` is a terminal, which would break them anywhere.
+
+    A line with a command or an address stays whole, so that it can be copied. `later` begins all but the first.
+    """
+    if not stream.isatty():
+        return text
+    columns = shutil.get_terminal_size().columns
+    return f"\n{later}".join(part for line in text.split("\n") for part in _broken(line, columns, later))
+
+
+def _broken(line: str, columns: int, later: str) -> list[str]:
+    if len(line) <= columns or _TO_COPY.search(line):
+        return [line]
+    return textwrap.wrap(line, columns - len(later), break_long_words=False, break_on_hyphens=False)
+
+
+def amount(number: float) -> str:
+    """Two digits or all before the point: "0.18", "0.6", "5.2", "116", "1,234"."""
+    return f"{number:,.0f}" if number >= 9.95 else f"{number:.2g}" if number >= 1e-4 else f"{number:.0e}"
 
 
 def ago(seconds: float) -> str:

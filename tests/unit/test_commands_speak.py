@@ -103,6 +103,20 @@ def test_join_and_found_are_the_two_programs() -> None:
         assert said == wanted
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["status", "links", "contributors", "export --join x --out model", "generate a --model m", "eval --model m",
+     "watch --events e", "dashboard --replay e", "manifest check --preset no", "simulate learning -k x"],
+)  # fmt: skip
+def test_a_tool_says_what_it_does_before_it_loads_anything(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it has found out what is wrong, as here."""
+    monkeypatch.chdir(tmp_path)
+    said = CliRunner().invoke(tools, line.split()).stderr
+    assert re.match(r"(Looking|Asking|Getting|Following|Starting|Working|Loading) [^\n]* …\n", said), said
+
+
 WRONG: list[tuple[str, str, str]] = [  # the command, what is said, and the next step
     ("noloco-node", "Tell this node where the run is", "noloco swarm"),
     (f"noloco-node --join {PEER[:40]}", "is not a peer id", "A right one looks like"),

@@ -18,7 +18,7 @@ from node.model.stage import described_parameters
 from protocol.announcement import Announcement, State
 from protocol.errors import ManifestError
 from protocol.identity import Identity
-from protocol.manifest import PRESETS, load_preset, load_toml
+from protocol.manifest import PRESETS, load_preset
 
 
 def test_a_vocabulary_of_which_bytes_would_use_nothing_is_refused_with_the_way_out(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_a_name_that_counts_the_blocks_alone_is_told_with_the_vocabulary() -> No
 
 def test_a_written_manifest_is_told_with_its_true_size_and_what_founding_it_takes(tmp_path: Path) -> None:
     answer = CliRunner().invoke(app, ["init", str(tmp_path / "run.toml"), "--size", "llama-1.3b", "--yes"])
-    assert "a model of 2.1B parameters, 524M of them for its vocabulary" in answer.output
+    assert "a model of 1.6B parameters and a vocabulary of 128,002 (524M)" in answer.output
     assert "--tokenizer tokenizer.json (or hub:NAME)" in answer.output
     assert "who is to serve stage 0 adds --data FILE" in answer.output
     small = CliRunner().invoke(app, ["init", str(tmp_path / "small.toml"), "--yes"])
@@ -60,27 +60,6 @@ class Terminal:
 def asked(file: Path, monkeypatch: pytest.MonkeyPatch, *answers: str) -> Result:
     monkeypatch.setattr(init_cli, "sys", type("System", (), {"stdin": Terminal}))
     return CliRunner().invoke(app, ["init", str(file)], input="\n".join(answers) + "\n")
-
-
-def test_answers_that_do_not_go_together_are_asked_for_again_and_none_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "run.toml"
-    first = ("small", "tiny", "my run", "9", "local", "64", "2", "2", "200", "25")
-    again = ("my-run", "4", "", "", "", "", "", "")
-    answer = asked(file, monkeypatch, *first, *again)
-    assert answer.exit_code == 0, answer.output
-    assert "only those, dots, hyphens and underscores, as my-run.1" in answer.output
-    manifest = load_toml(file)
-    assert (manifest.name, manifest.stages, manifest.data.source) == ("my-run", 4, "local")
-    assert (manifest.data.sequence_tokens, manifest.inner.total_steps) == (64, 200)
-
-
-def test_answers_that_stay_wrong_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = ("tiny", "my run", "2", "local", "64", "2", "2", "200", "25")
-    answer = asked(tmp_path / "run.toml", monkeypatch, *first, *[""] * 8)
-    assert answer.exit_code == 2
-    assert not (tmp_path / "run.toml").exists()
 
 
 def member(number: int, stage: int, state: State = "serving", name: str = "") -> Member:

@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from bootstrap import found_cli
 from bootstrap.checking.manifest_cli import app as manifest_app
 from bootstrap.creating import init_cli
 from bootstrap.creating.init_cli import MEANINGS, toml_of
 from bootstrap.creating.run import found
 from bootstrap.found_cli import app
 from protocol.manifest import PRESETS, Manifest, load_preset, load_toml, manifest_from
+
+MOST_QUESTIONS = 8
 
 
 def run(*arguments: str, answers: str | None = None) -> Result:
@@ -31,7 +34,7 @@ def test_what_flags_ask_for_is_written_checked_and_founded(tmp_path: Path) -> No
     flags = "--name mine --size tiny --hidden 128 --heads 8 --kv-heads 2 --stages 4 --sequence-tokens 256"
     answer = run(str(file), *flags.split(), "--steps", "200", "--learning-rate", "0.001", "--yes")
     assert answer.exit_code == 0, answer.output
-    assert f"noloco-bootstrap --manifest {file}" in answer.output
+    assert f"noloco found --manifest {file}" in answer.output
     manifest = load_toml(file)
     model = manifest.model
     assert (manifest.name, manifest.stages, model.hidden_size, model.kv_heads) == ("mine", 4, 128, 2)
@@ -41,21 +44,56 @@ def test_what_flags_ask_for_is_written_checked_and_founded(tmp_path: Path) -> No
     assert found(tmp_path / "run", manifest).signed.manifest == manifest
 
 
-def test_questions_have_answers_to_press_enter_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal:
-        @staticmethod
-        def isatty() -> bool:
-            return True
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody who can be asked: typer's runner gives the answers, but no terminal."""
+    system = type("System", (), {"stdin": type("Terminal", (), {"isatty": staticmethod(lambda: True)})})
+    monkeypatch.setattr(init_cli, "sys", system)
+    monkeypatch.setattr(found_cli, "sys", system)
 
-    monkeypatch.setattr(init_cli, "sys", type("System", (), {"stdin": Terminal}))
+
+@pytest.mark.usefixtures("terminal")
+def test_questions_have_answers_to_press_enter_for(tmp_path: Path) -> None:
     file = tmp_path / "asked.toml"
-    answer = run(str(file), "--stages", "4", answers="tiny\nasked\nlocal\n64\n\n\n\n\n")
+    answer = run(str(file), "--stages", "4", answers="\n" * MOST_QUESTIONS)
     assert answer.exit_code == 0, answer.output
-    assert "Pipeline stages" not in answer.output, "a flag has answered that"
     manifest = load_toml(file)
-    assert (manifest.name, manifest.stages, manifest.data.source) == ("asked", 4, "local")
-    assert manifest.data.sequence_tokens == 64
-    assert manifest.inner == load_preset("tiny").inner
+    assert (manifest.name, manifest.stages, manifest.data.source) == ("my-run", 4, "python-stdlib")
+    assert not manifest.access.private
+
+
+@pytest.mark.usefixtures("terminal")
+def test_each_answer_is_checked_at_once_and_none_is_lost(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("The cat sat on the mat, and then it ran away.\n" * 200)
+    text = str(tmp_path / "texts")
+    answers = f"my run\nours\nnix\n{text}\n\nwho\ninvited\nmany\n3\nmuch\n16GB\nlong\n30 min\nhuge\ntiny\n"
+    answer = run(str(tmp_path / "ours.toml"), answers=answers)
+    assert answer.exit_code == 0, answer.output
+    for problem in (
+        "name cannot be 'my run'", "hub:NAME.\nText", "Answer anybody, or invited", "Answer with a number",
+        "Answer as 8GB", "Answer as 30min", "Choose one of: tiny",
+    ):  # fmt: skip
+        assert problem in answer.output
+    assert answer.output.count("Name of the run") == 2
+    assert "Fits 2 machines of 16 GB" in answer.output
+    manifest, raw = load_toml(tmp_path / "ours.toml"), (tmp_path / "ours-tokenizer.json").read_bytes()
+    assert (manifest.name, manifest.access.private, manifest.data.source) == ("ours", True, "local")
+    assert found(tmp_path / "run", manifest, raw).signed.manifest.data.tokenizer.startswith("sha256:")
+    assert f"--data {text}" in answer.output
+
+
+@pytest.mark.usefixtures("terminal")
+def test_founding_without_a_manifest_asks_the_same_and_founds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the seed peer, which is not started here: the port is refused."""
+    monkeypatch.chdir(tmp_path)
+    answers = "friends\n\n\ninvited" + "\n" * MOST_QUESTIONS
+    answer = CliRunner().invoke(app, ["--host", "192.0.2.1"], input=answers)
+    assert "Who may join" in answer.output
+    assert "Fits 4 machines" in answer.output
+    assert "This machine has no address 192.0.2.1" in answer.output
 
 
 def test_every_explained_setting_exists() -> None:

@@ -88,6 +88,8 @@ def test_a_narrow_uplink_slows_both_directions_of_a_pipeline_down() -> None:
     ("prices", "said"),
     [
         (("--kwh-price", "0.3"), "At full load they take 386 kWh, which cost 116."),
+        (("--kwh-price", "0.001"), "they take 386 kWh, which cost 0.39."),
+        (("--watts", "1", "--kwh-price", "0.3"), "they take 0.86 kWh, which cost 0.26."),
         (("--watts", "600", "--kwh-price", "0.3"), "At full load they take 515 kWh, which cost 154."),
     ],
 )
@@ -141,6 +143,21 @@ def test_no_table_folds_at_eighty_columns(preset: str) -> None:
     text = told("--preset", preset, "--device", "a100,4090,h200")
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--preset llama-5m --replicas 2 --uplink 20Mbit", "Fits 4 machines of 4 GB, two replicas a stage, 20"),
+        ("--preset llama-125m --device 4090 --replicas 1", "Fits 2 4090s, one replica a stage, 100 Mbit/s up: about"),
+        ("--preset llama-6.8b --device cpu,4090", "Does not fit cpu, 4090: more stages, or a smaller model."),
+        ("--preset llama-6.8b --replicas 12", "Fits 48 h200s, 12 replicas a stage"),
+    ],
+)  # fmt: skip
+def test_the_verdict_is_the_first_line(given: str, said: str) -> None:
+    text = told(*given.split())
+    assert " ".join(text.split()).startswith(said)
+    assert json.loads(told(*given.split(), "--json"))["verdict"].startswith(said)
 
 
 def test_json_has_the_costs() -> None:

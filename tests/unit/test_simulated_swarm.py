@@ -234,3 +234,11 @@ def test_a_page_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     world, outcome, checks = simulated(small(minutes=3.0))
     with pytest.raises(Exception, match="Choose another file"):
         write_page(tmp_path / "none" / "page.html", world, outcome, checks)
+
+
+def test_the_presets_are_listed_where_none_is_named() -> None:
+    answer = CliRunner().invoke(app, ["simulate", "swarm"])
+    assert answer.exit_code == 0
+    lines = answer.output.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == list(SWARM_PRESETS)
+    assert all(len(line) <= 80 and line.endswith(".") for line in lines)

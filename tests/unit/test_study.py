@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from bootstrap.simulation.learning import LearningResult
+from bootstrap.simulation.pulse import Pulse
 from bootstrap.simulation.simulate_cli import app, changes, wires
-from bootstrap.simulation.study import one_setting, read_outcomes, rows, run_study
+from bootstrap.simulation.study import one_setting, read_outcomes, rows, run_study, tables_of
 from protocol.errors import DataError
 from protocol.manifest import load_preset
 
@@ -168,3 +172,49 @@ def test_what_cannot_use_the_presets_codec_for_pairs_has_int8(other: dict[str, s
     assert short().manifest.wire.gossip == "mod3"
     assert short(**other).manifest.wire.gossip == "int8"
     assert short(**other, chosen={"wire.gossip": "bf16"}).manifest.wire.gossip == "bf16"
+
+
+def invented(k: int, seed: int) -> LearningResult:
+    """What a study of long names, of twelve seeds, looks like."""
+    facts = {
+        "method": "noloco",
+        "k": k,
+        "inner.optimizer": "muon" if k > 4 else "adamw",
+        "wire.gossip": f"mod{k % 3}",
+        "seed": seed,
+    }
+    return LearningResult(
+        "", facts, 1.234 + k / 10 + seed / 1_000, loss_of_mean=1.2, spread=1.7e-3, share=0.0123, rounds=1_234.0,
+        bytes_per_token=12_345.6, paired=0.98, blocked=0.001, tokens=1_000_000,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seeds", [1, 12])
+def test_the_tables_of_a_study_fit_eighty_columns_with_every_number(seeds: int) -> None:
+    shown = io.StringIO()
+    for table in tables_of([invented(k, seed) for k in (4, 12, 25) for seed in range(seeds)]):
+        Console(file=shown, width=80, markup=False).print(table)
+    text = shown.getvalue()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    for k in (4, 12, 25):
+        losses = [1.234 + k / 10 + seed / 1_000 for seed in range(seeds)]
+        for number in (f"{sum(losses) / seeds:.3f}", *([f"{loss:.3f}" for loss in losses] * (seeds > 1))):
+            assert number in text
+    assert text.count("+0.800") == text.count("+2.100") == 1
+    assert "k 12, optimizer muon" in text
+
+
+def test_how_far_a_run_is_is_told_each_ten_seconds() -> None:
+    now, told = [0.0], list[str]()
+    facts = {"method": "noloco", "replicas": 4, "stages": 2, "k": 12, "seed": 0}
+    pulse = Pulse(facts, 1_000, told.append, lambda: now[0])
+    for second in range(31):
+        now[0] = float(second)
+        pulse.loss = 2.5 if second > 10 else None
+        pulse.look(20 * second)
+    assert told == [
+        "noloco 4 × 2 k=12 seed 0: step 200 of 1,000, about 40 s left",
+        "noloco 4 × 2 k=12 seed 0: step 400 of 1,000, loss 2.500, about 30 s left",
+        "noloco 4 × 2 k=12 seed 0: step 600 of 1,000, loss 2.500, about 20 s left",
+    ]

@@ -76,7 +76,7 @@ def test_the_text_alone_is_on_standard_output(saved: Path) -> None:
     assert "context" not in answer.stdout
     cut_short = noloco("generate", "abc", "--model", str(saved), "--tokens", "5")
     assert answer.stdout.startswith(cut_short.stdout.removesuffix("\n"))
-    assert cut_short.stderr == ""
+    assert cut_short.stderr == "Getting the model ready …\n"
 
 
 def test_it_computes_on_a_gpu_where_there_is_one(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

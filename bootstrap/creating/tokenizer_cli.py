@@ -1,0 +1,45 @@
+"""`noloco tokenizer`: a vocabulary for a run, made of the founder's text."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bootstrap.display import require_places, write_whole
+from bootstrap.model_options import TextFieldOption
+from node.command import fail
+from node.data.sources import DEFAULT_FIELD
+from protocol.errors import NolocoError, UserError
+
+ADVICE = "Choose another file with --out."
+
+
+def tokenizer(
+    texts: Annotated[list[str], typer.Argument(help="Files or globs, a folder, hub:NAME or python-stdlib.")],
+    vocab: Annotated[int, typer.Option(min=257, max=1_000_000, help="Number of tokens.")] = 4_096,
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("tokenizer.json"),
+    text_field: TextFieldOption = DEFAULT_FIELD,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+) -> None:
+    """Train a tokenizer on your text, for --tokenizer.
+
+    It is a byte-level BPE, which can write every text.
+
+    Example: noloco tokenizer 'texts/*.txt' --vocab 4096
+    """
+    try:
+        if out.exists() and not force:
+            raise UserError(f"{out} exists already. {ADVICE[:-1]}, or replace it with --force.")
+        require_places(out, advice=ADVICE)
+        print(f"Training a tokenizer of {vocab:,} tokens …", file=sys.stderr, flush=True)
+        from bootstrap.creating.own_tokenizer import trained
+
+        made = trained(texts, text_field, vocab)
+        write_whole(out, made.raw, ADVICE)
+    except NolocoError as error:
+        fail(error)
+    print(f"Wrote {out}: {made.tokens:,} tokens, {made.bytes_per_token:.1f} bytes of this text a token.")
+    print(f"Found a run with it: noloco found --preset llama-5m --tokenizer {out}")
