@@ -42,6 +42,11 @@ KeepCopies = Annotated[
 JoinMembers = Annotated[
     list[str] | None, typer.Option(help="Any member, to go on from another machine.", show_default=False)
 ]
+Host = Annotated[str, typer.Option(envvar="NOLOCO_HOST", help="Address to listen on.", show_envvar=False)]
+Port = Annotated[
+    int,
+    typer.Option(envvar="NOLOCO_PORT", min=0, max=65_535, help="TCP port; 0: any.", show_envvar=False),
+]
 app = App()
 for command in (init, invite, delegate, revoke):
     app.command()(command)
@@ -57,10 +62,8 @@ def bootstrap(
     from_checkpoint: FromCheckpoint = None,
     directory: Annotated[Path, typer.Option("--dir", help="For keys and manifest.")] = Path("noloco-run"),
     join: JoinMembers = None,
-    host: Annotated[str, typer.Option(envvar="NOLOCO_HOST", help="Address to listen on.")] = "0.0.0.0",
-    port: Annotated[
-        int, typer.Option(envvar="NOLOCO_PORT", min=0, max=65_535, help="TCP port; 0: any.")
-    ] = 31337,
+    host: Host = "0.0.0.0",
+    port: Port = 31337,
     announce: Annotated[
         list[str] | None,
         typer.Option(

@@ -99,7 +99,7 @@ def test_a_text_ends_before_its_end_is_written(tmp_path: Path) -> None:
     model.generation_config.update(**ids)
     model.save_pretrained(tmp_path / "export")
     command = ["generate", "the", "--model", str(tmp_path / "export"), "--tokens", "9"]
-    assert CliRunner().invoke(app, command).output == "\n"
+    assert CliRunner().invoke(app, command).stdout == "\n"
 
 
 def test_a_generated_text_goes_on_from_its_prompt_with_its_first_space(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_generated_text_goes_on_from_its_prompt_with_its_first_space(tmp_path:
     inputs = tokenizer("the", return_tensors="pt")
     whole = tokenizer.decode(model.generate(**inputs, max_new_tokens=1, do_sample=False)[0])
     assert whole == "the "
-    assert "the" + result.output.removesuffix("\n") == whole
+    assert "the" + result.stdout.removesuffix("\n") == whole
 
 
 def test_nothing_is_put_around_a_text_by_its_export(tmp_path: Path) -> None:

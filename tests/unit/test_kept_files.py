@@ -332,7 +332,7 @@ def test_a_directory_has_one_owner_whatever_each_is(tmp_path: Path) -> None:
         second = CliRunner().invoke(
             app, ["--preset", "tiny", "--dir", str(tmp_path / "run"), "--host", "127.0.0.1", "--port", "0"]
         )
-        assert second.exit_code == 2
+        assert second.exit_code == 75, "later: the other one may have ended"
         told = " ".join(second.output.split())
         assert f"Another node or seed peer runs with the directory {tmp_path / 'run'}" in told
         assert told.endswith("Give this one a directory of its own with --dir.")

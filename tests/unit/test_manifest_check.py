@@ -216,7 +216,9 @@ def problems(file: Path) -> list[str]:
     assert answer.exit_code == 2
     assert "Traceback" not in answer.output
     assert answer.stdout == ""
-    return answer.stderr.splitlines()
+    doing, *lines = answer.stderr.splitlines()
+    assert doing == "Working out what the run takes …"
+    return lines
 
 
 def written(folder: Path, *replacements: tuple[str, str]) -> Path:

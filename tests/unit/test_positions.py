@@ -54,5 +54,5 @@ def test_the_check_of_a_manifest_tells_it(tmp_path: Path) -> None:
     own.write_text(preset_text("tiny").replace("[model]", "[model]\nmax_positions = 64"), encoding="utf-8")
     shown = CliRunner().invoke(app, ["manifest", "check", str(own)])
     assert "64 positions" in " ".join(shown.output.split())
-    notes = json.loads(CliRunner().invoke(app, ["manifest", "check", str(own), "--json"]).output)["notes"]
+    notes = json.loads(CliRunner().invoke(app, ["manifest", "check", str(own), "--json"]).stdout)["notes"]
     assert any("Set data.sequence_tokens to 64 or less" in note for note in notes)
