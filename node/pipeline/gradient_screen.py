@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, median_low
 
 import torch
 
@@ -237,7 +237,8 @@ class Lag:
 def lag(own: float | None, stage: Iterable[Member], before: Iterable[Member]) -> Lag | None:
     """Compare the speed of this stage with the one before it; None while too little is known.
 
-    `own` is this replica's capacity in microbatches per second.
+    `own` is this replica's capacity in microbatches per second. Each replica of a stage counts as its median one (of
+    two, the slower): a record that claims any speed then changes nothing.
     """
     ours, theirs = (
         [member.announcement.capacity for member in members if member.announcement.state == "serving"]
@@ -245,8 +246,7 @@ def lag(own: float | None, stage: Iterable[Member], before: Iterable[Member]) ->
     )
     if not own or not ours or not theirs or not all([*ours, *theirs]):
         return None
-    return Lag(
-        here=1 / own,
-        stage=1 / sum(capacity for capacity in ours if capacity),
-        before=1 / sum(capacity for capacity in theirs if capacity),
+    seconds = (
+        1 / (len(claims) * median_low(claim for claim in claims if claim)) for claims in (ours, theirs)
     )
+    return Lag(1 / own, *seconds)

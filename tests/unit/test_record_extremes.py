@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import msgpack
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -153,3 +154,19 @@ def test_a_claim_of_any_time_is_refused_or_compares(since: float, source: int, t
         claim = Claim.read(record)
         assert abs(claim.since) <= 1e15
         assert (claim.since < NOW) + (claim.since == NOW) + (claim.since > NOW) == 1
+
+
+@pytest.mark.parametrize(("own", "is_slow"), [(1.0, False), (0.1, True)])
+@pytest.mark.parametrize("lies_in", range(2), ids=["the stage before", "this stage"])
+def test_one_record_does_not_decide_which_stage_is_slow(own: float, is_slow: bool, lies_in: int) -> None:
+    stages = [
+        [
+            found
+            for number, capacity in enumerate([honest, honest, 1e15 if stage == lies_in else honest])
+            if (found := member(f"{stage} {number}", {"stage": stage, "capacity": capacity})) is not None
+        ]
+        for stage, honest in enumerate([1.0, own])
+    ]
+    found = lag(own, stages[1], stages[0])
+    assert found is not None
+    assert found.is_too_slow == is_slow
