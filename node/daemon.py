@@ -237,11 +237,11 @@ class Node:
         service = self._serving
         await service.checkpoints.try_to_save()
         await service.announce("finished")
-        step, total = service.replica.step, service.context.manifest.inner.total_steps
+        replica, total = service.replica, service.context.manifest.inner.total_steps
         why = "the stages before have ended" if service.stage else "time over"
-        ended = (
-            "The run is complete here" if step >= total else f"Stopped at step {step:,} of {total:,} ({why})"
-        )
+        ended = f"Stopped at step {replica.run_step:,} of {total:,} ({why})"
+        if replica.clock.has_ended(replica.step):
+            ended = "The run is complete here"
         self.member.events.say(
             f"{ended}. This node stays to serve the model; Ctrl-C leaves.",
             "finished",

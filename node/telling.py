@@ -122,7 +122,7 @@ class Teller:
         use = use_of_device(context, replica, rate)
         return Pulse(
             stage=context.stage,
-            step=replica.step,
+            step=replica.run_step,
             total_steps=manifest.inner.total_steps,
             loss=counters.losses.recent(),
             trend=counters.losses.trend(),
@@ -144,7 +144,8 @@ class Teller:
     def _seconds_left(self, service: Served, rate: float, now: float) -> float | None:
         """Seconds until the run is complete at this rate or the volunteer's time over; None if neither is known."""
         inner, tokens = service.context.manifest.inner, service.context.manifest.tokens_per_microbatch
-        steps = max(0, inner.total_steps - service.replica.step)
+        replica = service.replica
+        steps = (inner.total_steps - replica.run_step) * replica.clock.own_steps_each(replica.step)
         ends = [steps * inner.microbatches * tokens / rate] if rate else []
         if self._config.max_minutes:
             ends.append(max(0.0, self._since + 60 * self._config.max_minutes - now))

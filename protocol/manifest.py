@@ -107,6 +107,9 @@ class Inner(Section):
     # 1: forward passes of the next step may run before this one is applied, so that no stage waits for the last
     # gradients of a step; their backward passes then use the new weights. 0: nothing of the next step runs before.
     staleness: Literal[0, 1] = 0
+    # the steps that the learning rate of a later stage's replica goes by: those that it has taken, or those of the
+    # replicas of the first stage, which each microbatch carries
+    clock: Literal["replica", "run"] = "replica"
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> Self:

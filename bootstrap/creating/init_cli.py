@@ -67,6 +67,7 @@ MEANINGS = {
     "inner.microbatches": "in one inner step",
     "inner.sequences": "in one microbatch; a node that cannot hold them computes it in slices",
     "inner.staleness": "1: the next step's forward passes may begin before this one is applied",
+    "inner.clock": '"run": the learning rate of all stages goes by the first stage\'s steps',
     "outer": "NoLoCo's averaging with one random partner every inner_steps steps",
     "outer.gamma": "pull between replicas; below 2(1 - alpha^2)",
     "outer.inner_steps": "k, in a round",

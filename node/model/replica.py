@@ -34,6 +34,7 @@ from node.model.outer import (
 )
 from node.model.passes import Passes
 from node.model.resources import is_out_of_memory, retried
+from node.model.run_clock import RunClock
 from node.model.snapshot import Snapshots, copier_of
 from node.model.stage import Stage
 from protocol import lattice
@@ -70,7 +71,8 @@ class Replica:
         self.delta = torch.zeros_like(self.phi)
         self.residual = Residual(self.phi)
         self.optimizer = InnerOptimizer(manifest.inner, self.flat)
-        self.step = 0  # batches taken, those that were left out as well: data and learning rate go by it
+        self.step = 0  # batches taken, those that were left out as well: data go by it
+        self.clock = RunClock(manifest.inner.total_steps)
         self.round = 0  # outer steps done
         self.steps_in_round = 0
         self.lineage = UNDATED  # which beginning the weights come from
@@ -102,6 +104,11 @@ class Replica:
     def parameters(self) -> int:
         return self.phi.numel()
 
+    @property
+    def run_step(self) -> int:
+        """The run's step, which the learning rate goes by: `step`, where no microbatch brought another."""
+        return self.clock.step(self.step)
+
     def inner_step(self, microbatches: int) -> StepReport:
         """Take a step of AdamW on the mean gradient of `microbatches` accumulated ones, clipped over this stage.
 
@@ -110,7 +117,7 @@ class Replica:
         """
         gradients, inner = self.flat.gradients, self.manifest.inner
         gradients.div_(microbatches)
-        rate = learning_rate(inner, self.step)
+        rate = learning_rate(inner, self.run_step)
         norm, left_out = self._judged(gradients)
         if not left_out:
             if norm > inner.clip_norm:
@@ -334,6 +341,7 @@ class Replica:
         """
         self.is_blank = False
         self.step, self.round, self.steps_in_round = step, round_, 0
+        self.clock = RunClock(self.manifest.inner.total_steps)
         self.optimizer.updates = updates
         staleness = self.manifest.inner.staleness
         are_under_way = self.passes.has_run or (staleness > 0 and self._ran_before)

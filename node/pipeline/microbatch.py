@@ -63,6 +63,7 @@ class Microbatch(abc.ABC):
         self.name = name
         self.origin = origin
         self.sender: PeerId | None = None  # None where this node has drawn it
+        self.step = 0  # of the replica that drew it, where the run's clock goes by it
         self.most_loss = math.inf  # with which it counts, where the model ends
         # given up and delivered again, it must not take its own place
         self.place = f"{name}#{next(parts.numbers)}"
@@ -170,9 +171,10 @@ class Microbatch(abc.ABC):
 class DrawnMicrobatch(Microbatch):
     """One that this node has drawn from its own data, at the first stage."""
 
-    def __init__(self, parts: StageParts, name: str, batch: Batch) -> None:
+    def __init__(self, parts: StageParts, name: str, batch: Batch, step: int) -> None:
         is_ring = parts.context.manifest.is_ring
         super().__init__(parts, name, Origin(parts.context.me, name) if is_ring else None)
+        self.step = step
         self._batch = batch
 
     def read(self) -> Batch:
@@ -188,6 +190,7 @@ class ReceivedMicrobatch(Microbatch):
         super().__init__(parts, f"{request.peer}/{message.microbatch}", origin)
         self.sender: PeerId = request.peer
         self.is_of_first_stage = message.stage == 1
+        self.step = message.step
         self._request = request
         self._loop = asyncio.get_running_loop()
 

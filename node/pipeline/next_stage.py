@@ -154,7 +154,8 @@ class NextStage:
         peer, draw = (origin.peer, origin.draw) if origin is not None else ("", "")
         if self._returns_to_origin:
             return Return(microbatch=name, home=peer, draw=draw)
-        return Forward(microbatch=name, stage=self.stage, home=peer, draw=draw)
+        step = microbatch.step if self._context.manifest.inner.clock == "run" else 0
+        return Forward(microbatch=name, stage=self.stage, home=peer, draw=draw, step=step)
 
     def note_failure(self, peer: PeerId, failure: NolocoError) -> None:
         """Forget how long the peer takes, and learn from a deadline that was missed."""

@@ -59,6 +59,7 @@ class Pipeline:
         self._diagnostics = StageDiagnostics(context, replica)
         self._loss_screen = LossScreen(context.manifest.model.vocab_size)
         self._odd_work = OddWork()
+        self._goes_by_run = context.manifest.inner.clock == "run"
         self._sent_at: dict[PeerId, float] = {}  # the loop's time, of those that sent microbatches lately
         self._beginnings = set[int]()  # of the lineages of the stage before, whose losses are known
         self._losses: list[float] = []  # of this step
@@ -159,7 +160,7 @@ class Pipeline:
         """Train an own microbatch, which nobody else would take; again when this machine failed at it."""
         while True:
             try:
-                return await self.train(DrawnMicrobatch(self._parts, name, batch))
+                return await self.train(DrawnMicrobatch(self._parts, name, batch, self._replica.step))
             except (OutOfMemory, Unrepeatable):
                 await asyncio.sleep(AGAIN_SECONDS)
 
@@ -226,6 +227,8 @@ class Pipeline:
             raise
         else:
             self._losses.append(loss)
+            if self._goes_by_run and microbatch.sender is not None:
+                self._replica.clock.note(microbatch.step, self._replica.step)
             if context.is_last:
                 self._screen_loss(microbatch, loss)
             context.counters.tokens += context.manifest.tokens_per_microbatch

@@ -51,6 +51,7 @@ class Forward(Asks[Gradient], kind="forward", traffic=Traffic.PIPELINE, asker=As
     # in a ring, and sent in no other run: the peer that drew the sequences, and the name that it gave them
     home: OptionalPeerId = ""
     draw: OptionalId = ""
+    step: Natural = 0  # of the replica that drew it, where `inner.clock` is "run"
 
     def layouts(self, sent: Sequence[Encoded]) -> Sequence[Layout]:
         return like_the_first(sent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from node.model.inner import learning_rate
 from tests.swarm.micro import events_of, micro_manifest, run_swarm, step_of, until
 from tests.swarm.test_nothing_is_lost import A, B, C, leave, three_friends
 
@@ -41,6 +42,29 @@ def test_a_second_replica_takes_the_state_of_one_beyond_the_last_step(tmp_path: 
         assert not events_of(swarm, "initialised", D)
         assert step_of(swarm.nodes[D]) >= at
         await asyncio.sleep(1)
+        await swarm.leave()
+
+    run_swarm(main())
+
+
+def test_a_step_is_the_runs(tmp_path: Path) -> None:
+    async def main() -> None:
+        long = 6 * TOTAL
+        swarm = await three_friends(
+            tmp_path, inner__total_steps=long, inner__warmup_steps=10, inner__clock="run"
+        )
+        await until(lambda: step_of(swarm.nodes[B]) > long)
+        first = max(events_of(swarm, "step", number)[-1]["learning_rate"] for number in (A, C))
+        inner = swarm.nodes[B].replica.manifest.inner
+        steps = [step_of(swarm.nodes[number]) for number in (A, C)]
+        assert max(steps) < long
+        assert swarm.nodes[B].replica.run_step < long
+        rate = events_of(swarm, "step", B)[-1]["learning_rate"]
+        slowest, fastest = (learning_rate(inner, step) for step in (min(steps) - 40, max(steps) + 40))
+        assert fastest <= rate <= slowest
+        assert first > inner.min_learning_rate
+        await until(lambda: all(node.public_state == "finished" for node in swarm.nodes.values()))
+        assert all(n.replica.clock.has_ended(n.replica.step) for n in swarm.nodes.values())
         await swarm.leave()
 
     run_swarm(main())

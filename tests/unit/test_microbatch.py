@@ -40,7 +40,7 @@ class Stage:
         return Here((2.0, []))
 
     def microbatch(self, name: str = "12-0") -> DrawnMicrobatch:
-        return DrawnMicrobatch(self.parts, name, BATCH)
+        return DrawnMicrobatch(self.parts, name, BATCH, 12)
 
 
 def test_it_gets_on_with_each_state_and_with_what_the_device_finishes_meanwhile() -> None:

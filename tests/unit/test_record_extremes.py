@@ -167,6 +167,6 @@ def test_one_record_does_not_decide_which_stage_is_slow(own: float, is_slow: boo
         ]
         for stage, honest in enumerate([1.0, own])
     ]
-    found = lag(own, stages[1], stages[0])
-    assert found is not None
-    assert found.is_too_slow == is_slow
+    compared = lag(own, stages[1], stages[0])
+    assert compared is not None
+    assert compared.is_too_slow == is_slow

@@ -1,0 +1,55 @@
+"""The run's step at a later stage: what the learning rate and the sentences for people go by.
+
+A stage of one replica behind a stage of two takes two inner steps for each of theirs. With `inner.clock = "run"` each
+microbatch carries the step of the replica that drew it, so that stages of unequal width keep one schedule.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median_low
+
+from protocol.windows import window
+
+SEEN = 15  # microbatches: one sender that reports another step, among others, moves their median by little
+
+
+class RunClock:
+    """Estimates the run's step from the steps that microbatches carry.
+
+    Mutable state: for each of the last microbatches, how far the step it carried was from this replica's; and the
+    first pair of both.
+    """
+
+    def __init__(self, total_steps: int) -> None:
+        self._total_steps = total_steps
+        self._ahead = deque[int](maxlen=SEEN)
+        self._first: tuple[int, int] | None = None  # this replica's step and the run's
+
+    @window
+    def __repr__(self) -> str:
+        return f"Run: {self._total_steps} steps | Seen: {list(self._ahead)}"
+
+    def note(self, carried: int, own: int) -> None:
+        """Record that a microbatch of the run's step `carried` counted when this replica had taken `own` steps."""
+        self._ahead.append(carried - own)
+        if self._first is None:
+            self._first = own, carried
+
+    def step(self, own: int) -> int:
+        """Return the run's step, from 0 to its end, when this replica has taken `own`: those, while none is known."""
+        ahead = (
+            median_low(self._ahead.copy()) if self._ahead else 0
+        )  # the loop adds while the device's thread reads
+        return min(max(0, own + ahead), self._total_steps)
+
+    def own_steps_each(self, own: int) -> float:
+        """Return the inner steps that this replica takes for each step of the run; 1 while that is not known."""
+        if self._first is None:
+            return 1.0
+        passed = self.step(own) - self._first[1]
+        return max(1, own - self._first[0]) / passed if passed > SEEN else 1.0
+
+    def has_ended(self, own: int) -> bool:
+        """Return whether the run is at its last step, as nearly as these microbatches show it."""
+        return self.step(own) + len(self._ahead) >= self._total_steps

@@ -1,0 +1,70 @@
+"""The run's step at a stage of another width than the first: a few steps off at most, whatever one sender reports."""
+
+from __future__ import annotations
+
+import pytest
+
+from node.model.run_clock import SEEN, RunClock
+
+TOTAL = 1_000
+
+
+def fed(each: int, steps: int = 300, lies: int = 0, begin: int = 0) -> tuple[RunClock, int]:
+    """Return a clock and its replica's steps after `steps` of the run, `each` of its own; one in four carries `lies`."""
+    clock, own, count = RunClock(TOTAL), begin, 0
+    for step in range(steps):
+        for _ in range(each):
+            count += 1
+            clock.note(lies if lies and count % 4 == 0 else step, own)
+            own += 1
+    return clock, own
+
+
+def test_with_equal_stages_it_is_this_replicas_own_step() -> None:
+    clock, own = fed(each=1)
+    assert clock.step(own) == own == 300
+    assert clock.own_steps_each(own) == 1
+
+
+@pytest.mark.parametrize("each", [2, 3, 8])
+def test_behind_a_wider_stage_it_is_the_first_stages(each: int) -> None:
+    clock, own = fed(each)
+    assert own == 300 * each
+    assert abs(clock.step(own) - 300) <= SEEN / 2
+    assert clock.own_steps_each(own) == pytest.approx(each, rel=0.05)
+
+
+def test_behind_a_narrower_stage_it_is_ahead_of_its_own() -> None:
+    clock = RunClock(TOTAL)
+    for step in range(0, 900, 3):
+        clock.note(step, step // 3)
+    assert abs(clock.step(300) - 900) <= 3 * SEEN / 2
+
+
+@pytest.mark.parametrize("lies", [1, 2**62])
+def test_one_sender_of_four_does_not_move_it(lies: int) -> None:
+    clock, own = fed(each=2, lies=lies)
+    assert abs(clock.step(own) - 300) <= SEEN
+
+
+def test_all_that_is_carried_stays_within_the_run() -> None:
+    clock = RunClock(TOTAL)
+    for carried in (2**63 - 1, 0, 2**63 - 1):
+        clock.note(carried, 2**40)
+    assert clock.step(0) <= TOTAL
+    assert clock.step(2**50) == TOTAL
+    assert clock.own_steps_each(2**50) >= 1
+
+
+def test_a_replica_that_took_over_a_state_goes_by_the_run_from_its_first_microbatches() -> None:
+    clock, own = fed(each=1, steps=SEEN, begin=2_034)
+    assert clock.step(own) == SEEN
+    assert not clock.has_ended(own)
+
+
+def test_the_end_is_seen_as_nearly_as_microbatches_show_it() -> None:
+    clock, own = fed(each=2, steps=TOTAL)
+    assert clock.has_ended(own)
+    assert not fed(each=2, steps=TOTAL - 3 * SEEN)[0].has_ended(2 * (TOTAL - 3 * SEEN))
+    assert RunClock(TOTAL).has_ended(TOTAL)
+    assert not RunClock(TOTAL).has_ended(TOTAL - 1)
