@@ -10,7 +10,7 @@ TOTAL = 1_000
 
 
 def fed(each: int, steps: int = 300, lies: int = 0, begin: int = 0) -> tuple[RunClock, int]:
-    """Return a clock and its replica's steps after `steps` of the run, `each` of its own; one in four carries `lies`."""
+    """Return a clock and its replica's steps after `steps` of the run; one microbatch in four carries `lies`."""
     clock, own, count = RunClock(TOTAL), begin, 0
     for step in range(steps):
         for _ in range(each):
