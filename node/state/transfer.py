@@ -51,6 +51,9 @@ FRESH_ROUNDS = 2  # a replica this young may have started again
 NEAR_ROUNDS = 4  # between two of a group, or
 NEAR_SHARE = 0.25  # of their rounds: replicas of other speeds are further apart the older they are
 FASTEST_ROUND = 0.25  # seconds: a round's exchange takes longer on the links that downloads take
+# Rounds beyond its inner steps: after the last of these a replica averages with those that still train, for ten minutes
+# at most and after each restart
+MOST_CLOSING = 10_000
 LONGEST_ROUND = 5  # times k inner steps: the longest nominal round and its window
 
 
@@ -60,6 +63,11 @@ class DonorProgress:
 
     step: int
     round: int
+
+    @property
+    def is_possible(self) -> bool:
+        """Return whether there can be so many rounds: one takes an inner step, but for those after the last step."""
+        return self.round <= self.step + MOST_CLOSING
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class RunLimits:
 
     def allow(self, step: int, round_: int) -> bool:
         """Return whether a replica can be so far."""
-        return round_ <= step <= self.most_steps
+        return step <= self.most_steps and DonorProgress(step, round_).is_possible
 
 
 def together(told: Mapping[PeerId, DonorProgress]) -> dict[PeerId, DonorProgress]:
@@ -83,7 +91,7 @@ def together(told: Mapping[PeerId, DonorProgress]) -> dict[PeerId, DonorProgress
 
     Groups that are further, as a whole, than half of all are none: anybody can say a number.
     """
-    possible = {peer: progress for peer, progress in told.items() if progress.round <= progress.step}
+    possible = {peer: progress for peer, progress in told.items() if progress.is_possible}
     established = {peer: progress for peer, progress in possible.items() if progress.round > FRESH_ROUNDS}
     usual = median_high(progress.round for progress in possible.values()) if possible else 0
     groups = [
@@ -123,7 +131,7 @@ def follows(now: DonorProgress, before: DonorProgress, seconds: float, limits: R
 def adopted(donors: Sequence[DonorProgress], limits: RunLimits) -> DonorProgress:
     """The progress that a replica made of these donors' pieces may claim: their medians, within the run's length."""
     step = min(median_low(donor.step for donor in donors), limits.most_steps)
-    return DonorProgress(step, min(median_low(donor.round for donor in donors), step))
+    return DonorProgress(step, min(median_low(donor.round for donor in donors), step + MOST_CLOSING))
 
 
 class StateService:

@@ -39,8 +39,16 @@ def test_the_largest_group_gives_and_of_two_the_one_that_is_further(
     assert chosen(*rounds) == taken
 
 
-def test_more_rounds_than_steps_cannot_be() -> None:
-    assert not together({PeerId("a"): DonorProgress(step=5, round=9)})
+def test_a_replica_that_closed_has_more_rounds_than_steps_and_gives_its_state() -> None:
+    closed = {PeerId(name): DonorProgress(step=5, round=9) for name in "ab"}
+    assert together(closed) == closed
+    assert LIMITS.allow(5, 9)
+    assert adopted(list(closed.values()), LIMITS) == DonorProgress(5, 9)
+
+
+def test_rounds_that_no_closing_makes_cannot_be() -> None:
+    assert not together({PeerId("a"): DonorProgress(step=5, round=10_006)})
+    assert not LIMITS.allow(5, 10_006)
 
 
 def test_a_piece_must_follow_what_its_donor_told() -> None:
@@ -58,4 +66,4 @@ def test_a_piece_must_follow_what_its_donor_told() -> None:
 def test_the_median_of_the_donors_is_adopted_and_never_more_than_the_run_has() -> None:
     donors = [DonorProgress(140, 14), DonorProgress(150, 15), DonorProgress(2**62, 2**61)]
     assert adopted(donors, LIMITS) == DonorProgress(150, 15)
-    assert adopted([DonorProgress(2**62, 2**61)], LIMITS) == DonorProgress(1_000, 1_000)
+    assert adopted([DonorProgress(2**62, 2**61)], LIMITS) == DonorProgress(1_000, 11_000)
