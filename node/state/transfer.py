@@ -51,8 +51,8 @@ FRESH_ROUNDS = 2  # a replica this young may have started again
 NEAR_ROUNDS = 4  # between two of a group, or
 NEAR_SHARE = 0.25  # of their rounds: replicas of other speeds are further apart the older they are
 FASTEST_ROUND = 0.25  # seconds: a round's exchange takes longer on the links that downloads take
-# Rounds beyond its inner steps: after the last of these a replica averages with those that still train, for ten minutes
-# at most and after each restart
+# Rounds beyond its inner steps: after the last of these a replica averages with others that still train, for ten
+# minutes at most and after each restart
 MOST_CLOSING = 10_000
 LONGEST_ROUND = 5  # times k inner steps: the longest nominal round and its window
 
