@@ -13,7 +13,6 @@ if TYPE_CHECKING:  # it imports torch
     from bootstrap.inspect.kept_copies import KeptCopy
     from bootstrap.inspect.observer import Sighting
     from protocol.announcement import Announcement
-    from protocol.ground import PeerId
     from protocol.messages.peers import LossBest, NodeStats
 
 
@@ -72,7 +71,7 @@ class Seen:
         """The replicas of a stage that take part in training."""
         return [stats for stats in self.stats(stage) if stats.state == "serving"]
 
-    def called(self, peer: PeerId) -> str:
+    def called(self, peer: str) -> str:
         """Name the peer for people, as `called_among` all members that were seen."""
         names = ((one.member.peer, one.member.announcement.name) for one in self.sightings)
         return called_among(names, peer)

@@ -272,7 +272,7 @@ class View:
         """The peer's record that ends last of those that were read."""
         return self._members.get(peer)
 
-    def called(self, peer: PeerId) -> str:
+    def called(self, peer: str) -> str:
         """Name the peer for people, as `called_among` all members that are known."""
         return called_among(
             ((each, member.announcement.name) for each, member in self._members.items()), peer

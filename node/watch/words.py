@@ -13,7 +13,6 @@ from protocol.errors import legible
 from protocol.windows import short
 
 if TYPE_CHECKING:
-    from protocol.ground import PeerId
     from protocol.messages.peers import Awaited, LossBest
 
 MOST_LETTERS = 20  # of a word that a stranger wrote
@@ -119,7 +118,7 @@ def called_among(names: Iterable[tuple[str, str]], peer: str) -> str:
     return of_peer if is_alone else called(of_peer, peer)
 
 
-def waiting_sentence(awaited: Awaited, now: float, name: Callable[[PeerId], str] = short) -> str:
+def waiting_sentence(awaited: Awaited, now: float, name: Callable[[str], str] = short) -> str:
     """Name the state that a first replica waits for, its holder, and the end of the wait; `now` is the wall clock."""
     holder = name(awaited.peer) if awaited.peer else "a peer"
     return (
