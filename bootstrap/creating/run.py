@@ -28,7 +28,7 @@ from node.data.opening import LOCAL
 from node.machine.processes import on_interrupt
 from node.membership.entry import guard
 from node.membership.hearsay import serve_records
-from node.membership.joining import serve_greeting
+from node.membership.joining import payload_limits, serve_greeting
 from node.membership.past import Past, serve_past
 from node.membership.revoking import Revoking
 from node.membership.tokenizer_peers import serve_tokenizer
@@ -188,6 +188,7 @@ class SeedPeer:
         transport.supervise(self._supervisor.group())
         self._telling = self._supervisor.group()
         self.rpc = Rpc(transport, supervisor=self._supervisor.group())
+        self.rpc.limit(payload_limits(signed.manifest))
         self._tokenizer = tokenizer
         self.view = View()  # of the members, for those who ask
         manifest = signed.manifest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,9 +36,9 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copy_keeper, "LOOK_SECONDS", 2.0)
 
 
-async def kept_by_seed(directory: Path) -> SimulatedSwarm:
+async def kept_by_seed(directory: Path, **changes: Any) -> SimulatedSwarm:
     """Three friends whose seed peer keeps copies."""
-    swarm = await three_friends(directory)
+    swarm = await three_friends(directory, **changes)
     (directory / "seed").mkdir()
     swarm.seed_peer.keep_copies(copies_in(directory / "seed"))
     swarm.seed_peer.tell_newcomers()
@@ -48,6 +49,18 @@ async def kept_by_seed(directory: Path) -> SimulatedSwarm:
 def copied_steps(swarm: SimulatedSwarm, directory: Path) -> dict[int, int]:
     kept = copies_in(directory / "seed").kept(swarm.seed_peer.signed.run_id)
     return {one.stage: one.step for one in kept}
+
+
+def test_a_stage_of_more_than_a_megabyte_is_copied(tmp_path: Path) -> None:
+    """Failed before: its pieces were too long an answer for the seed peer, which banned its members one by one."""
+
+    async def main() -> None:
+        swarm = await kept_by_seed(tmp_path, step=5, model__intermediate_size=2_048)
+        assert min(parameter_count(swarm.manifest, stage) for stage in (0, 1)) > 2**16
+        assert copied_steps(swarm, tmp_path).keys() == {0, 1}
+        await swarm.leave()
+
+    run_swarm(main())
 
 
 def test_three_laptops_that_all_close_and_lose_their_disks_go_on_from_the_seeds_copies(

@@ -233,7 +233,7 @@ def test_people_are_named_by_their_names_and_two_of_one_name_by_their_keys_too()
         "12D3KooWijkmnopq": "Sam",
         "12D3KooWrstuvwxy": "sam ",
     }.items():
-        view.update(peer, announced().model_copy(update={"name": name}), expires=1.0)
+        view.update(PeerId(peer), announced().model_copy(update={"name": name}), expires=1.0)
     assert view.called("12D3KooWabcdefgh") == "Noor"
     assert view.called("12D3KooWijkmnopq") == "Sam (…ijkmnopq)"
     assert view.called("12D3KooWrstuvwxy") == "sam (…rstuvwxy)"
