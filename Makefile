@@ -25,7 +25,11 @@ endef
 # Licences of what a node needs: those that let it be given on with MIT-licensed code
 LICENCES := MIT;BSD;Apache;Python Software Foundation;PSF;ISC;Mozilla Public License;MPL;Unlicense;CC0;Public Domain;Zlib;HPND
 
-.PHONY: swarm test test-long check newest coverage lint bench bench-tiny docs lock audit sbom fuzz image image-test clean
+.PHONY: help swarm test test-long check newest coverage lint bench bench-tiny docs lock audit sbom fuzz image image-test clean
+
+help:  ## what can be made
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r target what; do \
+	  printf '%-12s' "$$target"; echo "$$what" | fold -s -w 66 | sed '2,$$s/^/            /'; done
 
 $(VENV)/.installed: pyproject.toml $(LOCKS)/test.lock $(LOCKS)/torch.txt $(LOCKS)/uv.txt
 	$(PYTHON) -m venv $(VENV)
@@ -50,7 +54,7 @@ test-long: $(VENV)/.installed-for-all  ## the rest: long studies in virtual time
 	$(BIN)/pytest -n auto --tb=native --timeout $(HANGS) -m long $(IN_VIRTUAL_TIME) tests/unit tests/swarm tests/fuzz
 	$(BIN)/pytest --tb=native --timeout $(HANGS) -m long --reruns 1 -rR --ignore $(IN_VIRTUAL_TIME) tests/real tests/attacks tests/journeys
 
-lint: $(VENV)/.installed
+lint: $(VENV)/.installed  ## ruff, ruff format and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -105,5 +109,5 @@ image:  ## docker/Dockerfile for the CPU; BUILD_IMAGE="docker build --build-arg 
 image-test: $(VENV)/.installed  ## that image, run in network namespaces; needs root and buildah, takes minutes
 	IMAGE=$(IMAGE) BUILD_IMAGE="$(BUILD_IMAGE)" $(BIN)/pytest -s docker/test_image.py
 
-clean:
+clean:  ## remove what make has made
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -2,8 +2,8 @@
 
 A study over k, method, α, β, γ, codec and overlap, each point a whole simulated run (see
 `bootstrap.simulation.learning`). It keeps every outcome in a file and goes on from there when it is stopped;
-docs/learning.md shows its table and picture. Prints `loss_gap_at_a_tenth`: how far the best setting with at most
-a tenth of all-reduce's bytes is above all-reduce's loss, in nats.
+docs/notebook/learning.md shows its table and picture. Prints `loss_gap_at_a_tenth`: how far the best setting with at
+most a tenth of all-reduce's bytes is above all-reduce's loss, in nats.
 """
 
 from __future__ import annotations

@@ -13,11 +13,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from node.machine.limits import optional
+from node.watch.words import wrapped
 from protocol.errors import StateError, UserError
 from protocol.keeping import FOR_OTHERS, advice_for, replace_whole, require_writable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from rich.console import Console
 
 
 def plain_table(
@@ -32,6 +34,13 @@ def plain_table(
     for heading in headings:
         table.add_column(heading, justify="left" if heading in left else "right", no_wrap=is_dense)
     return table
+
+
+def say(console: Console, *lines: str, later: str = "") -> None:
+    """Print lines as they are, broken between words where the terminal has no room; see `wrapped`."""
+    for line in lines:
+        told = wrapped(line, console.file, later)
+        console.print(told, soft_wrap=True, highlight=False, markup=False)
 
 
 class Bars:

@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,6 +28,9 @@ from protocol.errors import NolocoError
 from protocol.keeping import own
 from protocol.manifest import PRESETS
 from protocol.transport.ports import require_port
+
+if TYPE_CHECKING:
+    from bootstrap.creating.asking import Answered
 
 KeepCopies = Annotated[
     bool | None,
@@ -98,6 +101,8 @@ def bootstrap(
     if context.invoked_subcommand is not None:
         return
     _require_usable(announce or (), dashboard, address_file)
+    is_chosen = bool(preset or manifest or from_checkpoint or tokenizer)
+    run = None if is_chosen or join or (directory / MANIFEST_FILE).exists() else _asked()
     doing("Getting ready to found the run, or to take it up")
     from bootstrap.creating.choosing import RunOptions
     from bootstrap.creating.invitation import ADDRESSES
@@ -106,15 +111,9 @@ def bootstrap(
 
     set_up_logging(verbose)
     try:
-        wanted, raw = None, None
-        is_new = not (directory / MANIFEST_FILE).exists()
-        if preset or manifest or from_checkpoint or tokenizer:
+        wanted, raw = (None, None) if run is None else (run.manifest, run.tokenizer)
+        if is_chosen:
             wanted, raw = RunOptions(preset, manifest, tokenizer, end_of_text, from_checkpoint).resolved()
-        elif is_new and not join and sys.stdin.isatty():
-            run = answered({})
-            wanted, raw = run.manifest, run.tokenizer
-            if run.text:
-                print(f"Serve stage 0 with your text: noloco join ADDRESS --data {shlex.quote(run.text)}")
         require_port(host, port)  # after what was typed: a mistake there is one on any machine
         with own(directory, "--dir", writes={ADDRESSES}):
             founded = found(directory, wanted, raw)
@@ -123,6 +122,19 @@ def bootstrap(
             run_async(keep_seed_peer(founded, config, address_file, dashboard, keep, join or ()))
     except NolocoError as error:
         fail(error)
+
+
+def _asked() -> Answered | None:
+    """Ask about a new run on a terminal, before anything large is loaded; None where nobody can answer."""
+    if not sys.stdin.isatty():
+        return None
+    try:
+        run = answered({})
+    except NolocoError as error:
+        fail(error)
+    if run.text:
+        print(f"Serve stage 0 with your text: noloco join ADDRESS --data {shlex.quote(run.text)}")
+    return run
 
 
 def _require_usable(announce: Sequence[str], dashboard: str, address_file: Path | None) -> None:

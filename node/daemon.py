@@ -359,7 +359,7 @@ class Node:
 
     def health(self) -> dict[str, Any]:
         """A report for whoever asks on this machine, see `node.watch.health`: a node that has its network is well."""
-        report = report_of(self._phase, self.supervisor, self.transport)
+        report = report_of(self._phase, self.supervisor, self.transport) | {"name": self.member.config.name}
         if self._service is not None:
             report |= self._service.progress()
         if self.rest.reason:

@@ -233,7 +233,7 @@ class FirstState:
         self._note_alone()
         context.events.say(
             f"Nobody serves stage {context.stage} at present: going on from a copy at step {copy.step:,} that "
-            f"…{offer.peers[0][-8:]} has kept.",
+            f"{context.view.called(offer.peers[0])} has kept.",
             "copy-taken",
             stage=context.stage,
             step=copy.step,
@@ -256,7 +256,7 @@ class FirstState:
         context = self._context
         self.awaited = Awaited(context.stage, past.step, past.peer, past.seen, until)
         context.events.warn(
-            waiting_sentence(self.awaited, context.transport.now()),
+            waiting_sentence(self.awaited, context.transport.now(), context.view.called),
             "waiting-for-stage",
             stage=context.stage,
             step=past.step,

@@ -11,12 +11,13 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OURS = "noloco|noloco-node|noloco-bootstrap|python|[.]venv/bin/python"
 PROGRAMS = f"{OURS}|pipx?|lm_eval|make|git|docker|sudo|runpodctl|vastai"
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)  # has what is printed
 COMMAND = re.compile(rf"^    ((?:{PROGRAMS})(?: .*)?)$", re.MULTILINE)
 
 
 def commands_of(page: str) -> list[str]:
     """Those of its indented blocks in their order, each in one line, without the remark behind it."""
-    whole = page.replace("\\\n", " ")
+    whole = FENCED.sub("", page).replace("\\\n", " ")
     return [" ".join(re.sub(r"\s#\s.*", "", line).split()) for line in COMMAND.findall(whole)]
 
 

@@ -28,7 +28,7 @@ from node.data.opening import LOCAL
 from node.machine.processes import on_interrupt
 from node.membership.entry import guard
 from node.membership.hearsay import serve_records
-from node.membership.joining import serve_greeting
+from node.membership.joining import payload_limits, serve_greeting
 from node.membership.past import Past, serve_past
 from node.membership.revoking import Revoking
 from node.membership.tokenizer_peers import serve_tokenizer
@@ -39,6 +39,7 @@ from node.state.copies import CopyService
 from node.state.copy_keeper import MOST_BYTES, CopyKeeper, copies_in, nbytes_of_copies
 from node.storage.state_directory import StateDirectory
 from node.watch.health import Report, health_served, report_of
+from node.watch.words import wrapped
 from protocol.admission import Admission
 from protocol.errors import ManifestError, RecordError, StateError, TokenError
 from protocol.ground import PeerId
@@ -187,6 +188,7 @@ class SeedPeer:
         transport.supervise(self._supervisor.group())
         self._telling = self._supervisor.group()
         self.rpc = Rpc(transport, supervisor=self._supervisor.group())
+        self.rpc.limit(payload_limits(signed.manifest))
         self._tokenizer = tokenizer
         self.view = View()  # of the members, for those who ask
         manifest = signed.manifest
@@ -326,16 +328,14 @@ def keeps_copies(signed: SignedManifest, keep: bool | None) -> bool:
     keeps = nbytes <= MOST_BYTES if keep is None else keep
     taken = f"{nbytes / 1e9:.2g} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.2g} MB"
     if keeps:
-        print(
+        _say(
             f"This seed peer keeps a copy of every stage's state ({taken} in all), so that the run outlives a night "
-            "in which all members are off. --no-keep leaves that to the members.",
-            flush=True,
+            "in which all members are off. --no-keep leaves that to the members."
         )
     else:
-        print(
+        _say(
             f"This seed peer keeps no copies of the stages ({taken} in all): what nobody serves is where its members "
-            "saved it. --keep has it keep them.",
-            flush=True,
+            "saved it. --keep has it keep them."
         )
     return keeps
 
@@ -345,6 +345,10 @@ def kept_in(place: Path) -> Callable[[bytes], bytes]:
     return lambda _: place.read_bytes() if place.exists() else b""
 
 
+def _say(sentence: str) -> None:
+    print(wrapped(sentence, sys.stdout), flush=True)
+
+
 def introduce(founded: Founded, addresses: list[str], address_file: Path | None) -> None:
     """Say on the screen, and in the file, what volunteers join with, and what the founder has to know."""
     if address_file is not None:
@@ -352,33 +356,33 @@ def introduce(founded: Founded, addresses: list[str], address_file: Path | None)
         write_whole(address_file, listed, OTHER_ADDRESS_FILE)
     manifest = founded.signed.manifest
     doing = "Founded" if founded.is_new else "Taking up"
-    print(
+    _say(
         f"{doing} run '{manifest.name}', id {founded.signed.run_id}: "
         f"{manifest.stages} stages, {manifest.model.layers} layers of width {manifest.model.hidden_size}, "
         f"{described_parameters(manifest)}."
     )
-    print("Volunteers join with one of these, each in a directory of its own or with --state-dir:")
+    if not manifest.access.private:  # above the addresses, which it would push off a small screen
+        show_code(in_a_line(addresses), sys.stdout)
+    _say("Volunteers join with one of these, each in a directory of its own or with --state-dir:")
     for address in addresses:
         print(f"  from {reach_of(address)}:")
         print(f"    noloco-node --join {address}")
     if manifest.access.private:
-        print(
+        _say(
             f"The run is private: noloco-bootstrap invite --dir {founded.seed_key.parent} makes tokens, and of each "
             "a line to join with."
         )
-    else:
-        show_code(in_a_line(addresses), sys.stdout)
     if manifest.data.source == LOCAL:
-        print("Its text is what volunteers bring: who is to serve stage 0 adds --data FILE.")
+        _say("Its text is what volunteers bring: who is to serve stage 0 adds --data FILE.")
     if founded.is_new:
-        print(
+        _say(
             f"{founded.seed_key.with_name(RUN_KEY)} is the run's key. Who has it can sign plans for the run "
             "(noloco plan --publish); training does not need it, and it cannot be made again. Keep a copy elsewhere, "
             "and give it to nobody."
         )
     if manifest.start is not None:
-        print(
+        _say(
             f"The run starts from '{manifest.start.name}': give the first replica of each stage --from-checkpoint "
             "DIRECTORY, too. Later ones get the weights from it."
         )
-    print("Ctrl-C stops the seed peer; the run goes on among its members.", flush=True)
+    _say("Ctrl-C stops the seed peer; the run goes on among its members.")

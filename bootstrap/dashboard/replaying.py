@@ -45,7 +45,8 @@ def board_of(paths: Sequence[Path]) -> Board:
     manifest, run_id = _manifest(files)
     lives = {outline.file: Life(outline.peer, manifest) for outline in outlines}
     stages = manifest.stages if manifest else 1 + max(outline.stage for outline in outlines)
-    board = Board(_facts(manifest, run_id, stages), Wording(stages, version=""))
+    facts = _facts(manifest, run_id, stages)
+    board = Board(facts, Wording(stages, version="", total_steps=facts["steps"]))
     first, last = min(o.first for o in outlines), max(o.last for o in outlines)
     pause = max(1.0, (last - first) / MOST_POINTS)
     due = first + pause

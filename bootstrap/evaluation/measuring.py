@@ -28,7 +28,6 @@ from bootstrap.inspect.observer import (
     Observer,
     first_of,
     route_patience,
-    short,
     visit,
 )
 from node.data.batches import TrainingData
@@ -127,7 +126,7 @@ async def evaluate_swarm(
             route, loss = await evaluate_any(
                 observer, text, await observer.drawn_routes(), partial(shown.update, "Evaluating")
             )
-        print(f"{loss}, through {short(route)}")
+        print(f"{loss}, through {observer.called(route)}")
 
 
 async def evaluate_each(observer: Observer, text: MeasuredText, routes: Sequence[Sequence[PeerId]]) -> None:
@@ -141,9 +140,9 @@ async def evaluate_each(observer: Observer, text: MeasuredText, routes: Sequence
                 )
         except (PeerUnreachable, DeadlineExceeded, Refused) as error:
             failure = error
-            print(f"Passed over {short(route)}: {error}", file=sys.stderr)
+            print(f"Passed over {observer.called(route)}: {error}", file=sys.stderr)
             continue
-        print(f"{loss}, through {short(route)}")
+        print(f"{loss}, through {observer.called(route)}")
         losses.append(loss.nats)
     if failure is not None and not losses:
         raise failure

@@ -17,7 +17,6 @@ from bootstrap.inspect.observer import (
     Observer,
     first_of,
     route_patience,
-    short,
 )
 from protocol.codec import encode
 from protocol.errors import (
@@ -109,8 +108,8 @@ class SwarmAnswer:
             given_up, self._ways = self._ways[:index], self._ways[index:]
             self._ways += given_up
             self._tell(
-                f"The route {short(given_up[0].route)} takes too long: what follows comes through "
-                f"{short(self._ways[0].route)}."
+                f"The route {self._observer.called(given_up[0].route)} takes too long: what follows comes through "
+                f"{self._observer.called(self._ways[0].route)}."
             )
             self.rounds = []
         else:
@@ -130,7 +129,9 @@ class SwarmAnswer:
         # NaN is the largest to `max`, and −∞ all of no logits: from neither can a token be drawn
         if not abs(float(logits.max())) <= MOST_LOGIT:
             raise later(
-                JoinError(f"The route {short(way.route)} sends malformed logits. Run the command again.")
+                JoinError(
+                    f"The route {self._observer.called(way.route)} sends malformed logits. Run the command again."
+                )
             )
         return rounds, logits
 
@@ -150,7 +151,8 @@ class SwarmAnswer:
             except WireError as error:  # as it would another time
                 raise later(
                     JoinError(
-                        f"The route {short(way.route)} sends malformed logits ({error}). Run the command again."
+                        f"The route {self._observer.called(way.route)} sends malformed logits ({error}). Run "
+                        "the command again."
                     )
                 ) from None
             except (PeerUnreachable, DeadlineExceeded) as error:
@@ -160,8 +162,8 @@ class SwarmAnswer:
                 await asyncio.sleep(PAUSE_SECONDS)
         raise later(
             JoinError(
-                f"The route {short(way.route)} failed ({failure}). Run the command again: it takes replicas that "
-                "are there."
+                f"The route {self._observer.called(way.route)} failed ({failure}). Run the command again: it "
+                "takes replicas that are there."
             )
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +27,7 @@ from node.machine.checkup import (
 from node.machine.limits import tcp_port
 from node.membership.entry import TokenSource, enter
 from node.membership.joining import greet
+from node.watch.words import wrapped
 from protocol.addresses import check_address, peer_id_in
 from protocol.announcement import LinkReport
 from protocol.errors import ClockError, NolocoError, TokenError, UserError
@@ -37,6 +39,8 @@ from protocol.transport.libp2p import Libp2pConfig
 
 CONNECT_SECONDS = 5.0
 DIAL_SECONDS = 15.0
+NAME_COLUMNS = 9
+INDENT = " " * (len("ok  ") + NAME_COLUMNS + 1)  # of a finding's later lines
 
 
 # --- this machine ---------------------------------------------------------------------------------
@@ -199,10 +203,10 @@ async def examine_machine(join: Sequence[str], token: str, directory: Path, host
     """Print each finding as it comes; return whether none is bad. Raises as `network`."""
     found = await asyncio.to_thread(machine, directory, towards(join))
     for finding in found:
-        print(line(finding), flush=True)
+        print(wrapped(line(finding), sys.stdout, INDENT), flush=True)
     async for finding in network(join, host, port, token_finder(token, [directory])):
         found.append(finding)
-        print(line(finding), flush=True)
+        print(wrapped(line(finding), sys.stdout, INDENT), flush=True)
     if not join:
         print("With --join ADDRESS the way to a run is checked as well: clock, port, uplink.")
     hops = dict.fromkeys(finding.what for finding in found if finding.is_well is False)
@@ -213,4 +217,4 @@ async def examine_machine(join: Sequence[str], token: str, directory: Path, host
 
 def line(finding: CheckResult) -> str:
     mark = {True: "ok", False: "NO", None: "--"}[finding.is_well]
-    return f"{mark}  {finding.what:<9} {finding.told}"
+    return f"{mark}  {finding.what:<{NAME_COLUMNS}} {finding.told}"

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bootstrap.display import plain_table
+from bootstrap.inspect.node_limits import name_in
 from bootstrap.model_options import AccessToken, Join
 from node.command import doing, run_async
 from node.watch.health import Report, Unwell, directories, look
@@ -163,7 +164,7 @@ def _examine_one(directory: Path, console: Console) -> bool:
 
 def table_of(report: Report) -> Table:
     """The table of a node, with a line for each part."""
-    title = f"node …{str(report.get('peer'))[-8:]}  {report.get('state')}"
+    title = f"node {name_in(report)}  {report.get('state')}"
     if "stage" in report:
         title += f"  stage {report['stage']}  step {report['step']}  round {report['round']}"
     headings = ("part", "state", "since", "restarts", "last failure")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bootstrap.inspect.node_limits import as_order, kept_by, told
+from bootstrap.inspect.node_limits import as_order, kept_by, name_in, told
 from node.command import App, fail
 from node.watch.health import STATUS, Report, Unwell, directories, is_of_several, look
 from protocol.errors import UserError
@@ -132,7 +132,7 @@ def lines_of(report: Report) -> list[str]:
         else ""
     )
     tokens = f", {report['tokens']:,} tokens" if "tokens" in report else ""
-    lines = [f"Node …{str(report.get('peer'))[-8:]}: {report.get('state')}{where}{tokens}."]
+    lines = [f"Node {name_in(report)}: {report.get('state')}{where}{tokens}."]
     if report.get("paused"):
         lines.append(f"It rests: {report['paused']}")
     if report.get("last"):

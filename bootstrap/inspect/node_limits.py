@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from node.giving.limits import Limit, as_settings, of_one_node, without_none
 from node.watch.health import Report
+from node.watch.words import called
 
 NAME_COLUMNS, LIMIT_COLUMNS = 16, 12
 
@@ -16,10 +17,15 @@ def as_order(wishes: Mapping[str, Limit], nodes: int) -> dict[str, Limit]:
     return of_one_node(without_none(wishes), nodes)
 
 
+def name_in(report: Report) -> str:
+    """Name the node that reports, for people."""
+    return called(str(report.get("name") or ""), str(report.get("peer")))
+
+
 def told(report: Report) -> list[str]:
     """Lines about a node's limits: each with what it limits, as it is at present."""
     device = f" on {report['device']}" if report.get("device") else ""
-    lines = [f"Node …{str(report.get('peer'))[-8:]}{device}: {report.get('state')}."]
+    lines = [f"Node {name_in(report)}{device}: {report.get('state')}."]
     if report.get("paused"):
         lines.append(f"It rests: {report['paused']}")
     for name, of in (report.get("limits") or {}).items():

@@ -101,6 +101,10 @@ class Observer:
     def manifest(self) -> Manifest:
         return self.signed.manifest
 
+    def called(self, route: Sequence[PeerId]) -> str:
+        """Name the replicas of a route for people, in the order of its stages."""
+        return " → ".join(map(self.view.called, route))
+
     async def look(self) -> list[Sighting]:
         """All members by stage and peer id. A node that does not answer soon is shown by its record.
 
@@ -254,10 +258,6 @@ async def first_of(attempts: Sequence[Attempt[T]], patience: float) -> tuple[int
 def route_patience() -> Patience:
     """A minute of silence, as a slow stage reports progress; in all, longer than nodes wait for each other."""
     return Patience(60.0, 1_200.0)
-
-
-def short(route: Sequence[PeerId]) -> str:
-    return " → ".join(peer[-8:] for peer in route)
 
 
 @asynccontextmanager

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from node.watch.words import called_among
+
 if TYPE_CHECKING:  # it imports torch
     from bootstrap.inspect.kept_copies import KeptCopy
     from bootstrap.inspect.observer import Sighting
@@ -69,8 +71,13 @@ class Seen:
         """The replicas of a stage that take part in training."""
         return [stats for stats in self.stats(stage) if stats.state == "serving"]
 
+    def called(self, peer: str) -> str:
+        """Name the peer for people, as `called_among` all members that were seen."""
+        names = ((one.member.peer, one.member.announcement.name) for one in self.sightings)
+        return called_among(names, peer)
+
     @property
-    def is_complete(self) -> bool:
+    def is_over(self) -> bool:
         """True if a replica of the first stage has finished, and none trains on.
 
         Where the first stage's replicas have left since, those of other stages count if all of them have finished.
@@ -82,6 +89,6 @@ class Seen:
     @property
     def empty(self) -> list[int]:
         """Stages for lack of which nothing is trained."""
-        if self.is_complete:
+        if self.is_over:
             return []
         return [stage for stage in range(self.stages) if not self.serving(stage)]

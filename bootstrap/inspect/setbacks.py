@@ -52,7 +52,7 @@ def _waiting(seen: Seen, stage: int) -> list[Finding]:
     if not waiting:
         return []
     awaited, now = sorted(waiting, key=lambda each: each[0].step)[(len(waiting) - 1) // 2]
-    sentence = waiting_sentence(awaited, now).removesuffix(".")
+    sentence = waiting_sentence(awaited, now, seen.called).removesuffix(".")
     return [Finding(Severity.WARNING, "waiting", sentence[:1].lower() + sentence[1:], stage, awaited.until)]
 
 

@@ -47,7 +47,7 @@ SIGNS = {
 
 @dataclass(frozen=True)
 class HowFar:
-    """A run's progress: inner steps of its median first-stage replica; None where it stands still or is complete."""
+    """A run's progress: inner steps of its median first-stage replica; None where it stands still or is over."""
 
     step: int
     total_steps: int
@@ -64,7 +64,7 @@ def progress_of(seen: Seen, manifest: Manifest) -> HowFar:
     replicas = seen.stats(0)
     step = int(median(stats.step for stats in replicas)) if replicas else 0
     rates = [stats.tokens_per_second for stats in seen.serving(0) if stats.tokens_per_second]
-    is_going = rates and not seen.empty and not seen.is_complete
+    is_going = rates and not seen.empty and not seen.is_over
     left = max(0, inner.total_steps - step) * tokens / fmean(rates) if is_going else None
     return HowFar(step, inner.total_steps, left)
 

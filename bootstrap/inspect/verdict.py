@@ -31,9 +31,8 @@ LEAST_MICROBATCH = 1e-9  # seconds: nobody computes one in less
 
 def verdict(seen: Seen) -> list[Finding]:
     """All that is to be said, the worst first; at least one sentence."""
-    if seen.is_complete:
-        found = [Finding(Severity.FINE, "complete", f"{_ended(seen)}; its nodes serve the model")]
-        return _by_severity([*found, *_versions(seen), *_protocols(seen), *_silent(seen)])
+    if seen.is_over:
+        return _by_severity([_end(seen), *_versions(seen), *_protocols(seen), *_silent(seen)])
     found = [*_empty_stages(seen), *_last_replicas(seen), *_spreads(seen), *_versions(seen), *_silent(seen)]
     found += _protocols(seen)
     found += [*setbacks(seen), *_clocks(seen), *_disks(seen)]
@@ -43,20 +42,28 @@ def verdict(seen: Seen) -> list[Finding]:
     return _by_severity(found)
 
 
-def _ended(seen: Seen) -> str:
-    """Say that the run is complete, or at which step its nodes have stopped."""
-    step = max((stats.step for stats in seen.stats(0)), default=seen.total_steps)
-    if step >= seen.total_steps:
-        return "the run is complete"
-    return f"training has stopped at step {step:,} of {seen.total_steps:,}"
+def _end(seen: Seen) -> Finding:
+    """Return "complete" where all steps are done, else "stopped", with the step at which the nodes ended.
+
+    Where the run's number of steps is not known, nobody can say that they are done.
+    """
+    step = max((stats.step for stats in seen.stats(0) or seen.stats()), default=0)
+    if step >= seen.total_steps > 0:
+        return Finding(Severity.FINE, "complete", "the run is complete; its nodes serve the model")
+    of = f" of {seen.total_steps:,}" if seen.total_steps else ", of how many is not known here"
+    return Finding(
+        Severity.FINE, "stopped", f"training has stopped at step {step:,}{of}; its nodes serve the model"
+    )
 
 
 def in_a_word(found: Iterable[Finding]) -> str:
-    """ "finished", "standing still", "degraded" or "healthy"."""
+    """ "finished", "stopped" before its end, "standing still", "degraded" or "healthy"."""
     findings = list(found)
     kinds = {finding.kind for finding in findings}
     if "complete" in kinds:
         return "finished"
+    if "stopped" in kinds:
+        return "stopped"
     if kinds & {"nobody", "stage-empty"}:
         return "standing still"
     return "degraded" if any(finding.severity > Severity.FINE for finding in findings) else "healthy"
@@ -95,7 +102,7 @@ def _copies(seen: Seen, stages: Sequence[int]) -> str:
         return ""
     steps, saved = [one.copy.step for one in kept], min(one.copy.saved for one in kept)
     keepers = sorted({one.peer for one in kept})
-    who = f"…{keepers[0][-8:]} has" if len(keepers) == 1 else f"{len(keepers)} peers have"
+    who = f"{seen.called(keepers[0])} has" if len(keepers) == 1 else f"{len(keepers)} peers have"
     which = "a copy" if len(stages) == 1 else "copies"
     if len(stages) > 1:
         which += " of all stages" if len(kept) == len(stages) else f" of {len(kept)} of {len(stages)} stages"

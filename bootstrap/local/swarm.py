@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bootstrap.creating.run import Founded, SeedPeer, found
+from bootstrap.display import say
 from bootstrap.inspect.observer import Observer, Sighting, sampled_spreads, spread_of_all
 from bootstrap.inspect.table import Picture, display, save_svg
 from bootstrap.local.measuring import Measuring
@@ -97,8 +98,7 @@ class LocalSwarm:
         self._stopping.set()
 
     def _say(self, sentence: str) -> None:
-        """Print a line that can be copied: it is not wrapped, whatever the width."""
-        self._console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+        say(self._console, sentence)
 
     def _tell(self, sentence: str, event: str, **fields: object) -> None:
         self._say(sentence)

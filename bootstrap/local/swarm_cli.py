@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootstrap.display import require_places
+from bootstrap.display import require_places, say
 from bootstrap.export.folder import require_free
 from bootstrap.local.page import open_page, require_place
 from bootstrap.model_options import (
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 STEPS = 1000
 CHAOS_STEPS = 20_000  # more than ten minutes are enough for: the runs end by the clock
 SUMMARY = "summary.json"
+SET_IN = " " * 17  # below the labels of the summary
 PRELOADED = "bootstrap.local.preloaded"
 DISTURBED = "bootstrap.local.faults"  # imported first of all: see there
 
@@ -133,7 +134,7 @@ def swarm(
             devices, told = devices_told(device)
         except NolocoError as error:
             fail(error)
-        console.print(told, soft_wrap=True, highlight=False)
+        say(console, told)
         place = directory or lasting_folder("noloco-swarm-")
         plan = LocalPlan(
             run, replicas, place, minutes, validation_sequences, summary or place / SUMMARY, picture, trace,
@@ -175,14 +176,14 @@ def _started(chaos: int | None, dashboard: str) -> Iterator[tuple[Console, Statu
 
     console = Console(markup=False)
     console.print("Starting a swarm on this machine. Ctrl-C ends it.")
-    say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
+    told = partial(say, console)
     try:
         _begin_preloading(*([] if chaos is None else [DISTURBED]))  # before torch is imported here
-        listening = open_page(dashboard, say)
+        listening = open_page(dashboard, told)
     except NolocoError as error:
         fail(error)
     in_place = LineInPlace(console) if console.is_terminal and not console.is_dumb_terminal else None
-    with listening or nullcontext(), StatusLine(say, in_place) as progress:
+    with listening or nullcontext(), StatusLine(told, in_place) as progress:
         progress.doing("importing torch")
         yield console, progress, listening
 
@@ -217,10 +218,10 @@ def _train(plan: LocalPlan, console: Console, progress: StatusLine, chaos: int |
         from bootstrap.local.chaos import run_both
 
         report = run_async(run_both(plan, console, progress, chaos))
-        console.print("\n".join(report.lines()), soft_wrap=True, highlight=False, markup=False)
+        say(console, *report.lines())
         return report.complete
     result, had_its_time = run_async(run_swarm(plan, console, progress))
-    console.print("\n".join(result.lines()), soft_wrap=True, highlight=False)
+    say(console, *result.lines(), later=SET_IN)
     if result.validation_loss:
-        console.print(f"summary          {plan.summary}", soft_wrap=True, highlight=False)
+        say(console, f"summary          {plan.summary}", later=SET_IN)
     return had_its_time

@@ -1,8 +1,8 @@
 """The DHT as a model: records parsed once and shared, with bytes, size limits, expiry, loss and partitions.
 
-Its figures are those of ten real p2pd, docs/scaling.md: a look takes one or two copies of a key with 32 records or
-more, of a smaller one all, and announcing takes no copies. `LOOK_BYTES`, `RECORD_BYTES` and `ANNOUNCEMENT_BYTES` are
-fitted to that table; tests/unit/test_simulated_swarm.py holds them against it.
+Its figures are those of ten real p2pd, docs/notebook/scaling.md: a look takes one or two copies of a key with 32
+records or more, of a smaller one all, and announcing takes no copies. `LOOK_BYTES`, `RECORD_BYTES` and
+`ANNOUNCEMENT_BYTES` are fitted to that table; tests/unit/test_simulated_swarm.py holds them against it.
 """
 
 from __future__ import annotations

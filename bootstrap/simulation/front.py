@@ -1,4 +1,4 @@
-"""The results of the study of docs/learning.md, loss against bytes: kept with the package so that others can cite it.
+"""The results of the study "Bytes against loss" of docs/notebook/learning.md, kept so that others can cite them.
 
 `benchmarks/front.py` runs the study and writes front.json.
 """

@@ -76,6 +76,7 @@ class LearningOptions:
     jobs: Annotated[int, Option(metavar="N", min=1, help="Runs at a time.")] = CORES
     results: Annotated[Path | None, Option(help="File for results, to resume from.")] = None
     plot: Annotated[Path | None, Option(help="Plot loss and spread to this SVG file.")] = None
+    same_bytes: Annotated[bool, Option("--same-bytes", help="Also compare at equal bytes.")] = False
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False
 
 
@@ -109,7 +110,9 @@ def learning(**given: Any) -> None:
         device = choose_device(options.device)
         texts = tuple(options.data or ())
         settings = [replace(setting, device=device, texts=texts) for setting in settings]
-        run_and_show(settings, options.results, options.jobs, options.plot, options.as_json)
+        run_and_show(
+            settings, options.results, options.jobs, options.plot, options.as_json, options.same_bytes
+        )
     except NolocoError as error:
         fail(error)
 

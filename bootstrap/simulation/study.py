@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TypeVar
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from scipy.special import stdtrit
@@ -23,6 +24,7 @@ from protocol.errors import DataError
 from protocol.keeping import descriptor_of
 from protocol.manifest import Manifest, manifest_from
 from protocol.near_codecs import BITS
+from protocol.windows import amount
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -167,9 +169,17 @@ def as_they_end(work: Callable[[Item], Result], items: Sequence[Item], jobs: int
 
 
 def run_and_show(
-    settings: Sequence[LearningSetting], results: Path | None, jobs: int, plot: Path | None, as_json: bool
+    settings: Sequence[LearningSetting],
+    results: Path | None,
+    jobs: int,
+    plot: Path | None,
+    as_json: bool,
+    same_bytes: bool = False,
 ) -> None:
-    """Run a study and show it, resuming from the outcomes in `results`. Raises `NolocoError` with what to do."""
+    """Run a study and show it, resuming from the outcomes in `results`. Raises `NolocoError` with what to do.
+
+    With `same_bytes` also show the loss of each where it had sent as many bytes as the one that sends fewest.
+    """
     console = Console(stderr=True, markup=False)
 
     def tell(outcome: LearningResult, done: int, total: int) -> None:
@@ -188,9 +198,10 @@ def run_and_show(
     if plot is not None:
         plot_learning(outcomes, plot)
     if as_json:
-        print(json.dumps({"simulation": "learning", "results": rows(outcomes)}, indent=2))
+        result: dict[str, object] = {"simulation": "learning", "results": rows(outcomes)}
+        print(json.dumps(result | ({"same_bytes": at_same_bytes(outcomes)} if same_bytes else {}), indent=2))
     else:
-        for table in tables_of(outcomes):
+        for table in [*tables_of(outcomes), *([bytes_table(outcomes)] if same_bytes else [])]:
             Console(markup=False).print(table, "", sep="\n", highlight=False)
 
 
@@ -278,6 +289,62 @@ def tables_of(outcomes: Sequence[LearningResult]) -> list[Table]:
     return [learnt, took, *([by_seed] if several else [])]
 
 
+def points_of(outcome: LearningResult) -> list[tuple[int, float, float]]:
+    """The curve (tokens, loss, spread) up to the numbers that the table has, which are of more text."""
+    before = [point for point in outcome.curve if point[0] < outcome.tokens]
+    return [*before, (outcome.tokens, outcome.loss, outcome.spread)]
+
+
+def at_same_bytes(outcomes: Sequence[LearningResult]) -> list[dict[str, object]]:
+    """One row for each setting: its loss where a replica had sent as many bytes as the frugal one's in all.
+
+    `bytes` is the least that a replica of any setting sends that sends at all. The loss is read off between two
+    points of the curve: the learning rate was not at its end there, so that a run made for so many bytes does better.
+    `tokens_share` is the part of the run's tokens that a replica had trained on. Both are None for a setting that
+    sends nothing, and where the bytes come before the curve's first point.
+    """
+    least = min((o.bytes_per_replica for o in outcomes if o.bytes_per_replica > 0), default=0.0)
+    result = []
+    for group in grouped(outcomes):
+        losses = [_loss_at(outcome, least) for outcome in group]
+        shares = [least / o.bytes_per_replica for o in group if o.bytes_per_replica > 0]
+        known = [loss for loss in losses if loss is not None]
+        is_known = len(known) == len(group)
+        facts: dict[str, object] = {name: group[0].setting.get(name) for name in varied(outcomes)}
+        result.append(
+            facts
+            | {
+                "bytes": round(least),
+                "loss": round(mean(known), 4) if is_known else None,
+                "loss_interval": interval(known) if is_known else None,
+                "tokens_share": round(min(1.0, mean(shares)), 4) if is_known else None,
+            }
+        )
+    return result
+
+
+def _loss_at(outcome: LearningResult, sent: float) -> float | None:
+    """Read the loss off the curve where a replica had sent so many bytes, which it sends evenly."""
+    if not outcome.bytes_per_replica:
+        return None
+    points = points_of(outcome)
+    tokens = min(outcome.tokens, outcome.tokens * sent / outcome.bytes_per_replica)
+    if tokens < points[0][0]:
+        return None
+    return float(np.interp(tokens, [point[0] for point in points], [point[1] for point in points]))
+
+
+def bytes_table(outcomes: Sequence[LearningResult]) -> Table:
+    """The rows of `at_same_bytes` as a table."""
+    found = at_same_bytes(outcomes)
+    table = _table(f"loss at {amount(float(str(found[0]['bytes'])))}", "of its tokens")
+    for row in found:
+        name = ", ".join(_told(fact, row[fact]) for fact in varied(outcomes)) or "all alike"
+        share = "" if row["tokens_share"] is None else f"{row['tokens_share']:.0%}"
+        table.add_row(name, _with_interval(row["loss"], row["loss_interval"], ".3f") or "-", share or "-")
+    return table
+
+
 def _table(*columns: str, left: bool = False) -> Table:
     """A table whose settings wrap between words where a terminal is narrow, and whose numbers stay whole."""
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -304,10 +371,11 @@ def plot_learning(outcomes: Sequence[LearningResult], file: Path) -> None:
     with figure(file, panels=2) as (losses, spreads):
         for first, *_ in grouped(outcomes):
             label = ", ".join(f"{name} {first.setting[name]}" for name in columns)
-            tokens = [point[0] / 1e6 for point in first.curve]
-            losses.plot(tokens, [point[1] for point in first.curve], label=label, linewidth=1.2)
-            if any(point[2] > 0 for point in first.curve):
-                spreads.plot(tokens, [point[2] for point in first.curve], label=label, linewidth=1.2)
+            points = points_of(first)
+            tokens = [point[0] / 1e6 for point in points]
+            losses.plot(tokens, [point[1] for point in points], label=label, linewidth=1.2)
+            if any(point[2] > 0 for point in points):
+                spreads.plot(tokens, [point[2] for point in points], label=label, linewidth=1.2)
         losses.set(xlabel="million tokens", ylabel="validation loss, nats per token")
         spreads.set(xlabel="million tokens", ylabel="replica spread", yscale="log")
         losses.legend(frameon=False, fontsize=7)

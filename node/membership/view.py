@@ -17,6 +17,7 @@ from operator import attrgetter
 
 from node.membership.buckets import MOST, StageSize
 from node.membership.ledger import Ledger, Shares, fair_shares, thinned
+from node.watch.words import called_among
 from protocol.addresses import network_of
 from protocol.announcement import Announcement
 from protocol.compatibility import BOUNDARY, EXCHANGE, PROTOCOL, in_common
@@ -270,6 +271,12 @@ class View:
     def record_of(self, peer: PeerId) -> Member | None:
         """The peer's record that ends last of those that were read."""
         return self._members.get(peer)
+
+    def called(self, peer: str) -> str:
+        """Name the peer for people, as `called_among` all members that are known."""
+        return called_among(
+            ((each, member.announcement.name) for each, member in self._members.items()), peer
+        )
 
     def has_finished(self, peer: PeerId) -> bool:
         """Return whether the peer does not train any more and only serves its stage's model."""

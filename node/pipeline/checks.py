@@ -118,8 +118,9 @@ class Checks:
             return
         if ledger.record_check(verdict.odd, False, now, self._most_wrong):
             context.events.warn(
-                f"Peer {verdict.odd[-8:]} computes something else than the other replicas of its stage; it gets no "
-                "microbatches from here for a while. If it is yours, remove its checkpoint and start it again.",
+                f"Peer {context.view.called(verdict.odd)} computes something else than the other replicas of its "
+                "stage; it gets no microbatches from here for a while. If it is yours, remove its checkpoint and "
+                "start it again.",
                 "wrong-answers",
                 peer=verdict.odd,
             )

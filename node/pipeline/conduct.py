@@ -49,8 +49,8 @@ class Conduct:
         view.suspect(peer)
         if self._ledger.record_meeting(peer, True, view.elapsed()):
             self._context.events.warn(
-                f"Peer {peer[-8:]} keeps giving worthless or strange answers or microbatches; it is left alone for a "
-                "while. If it is yours, start it again.",
+                f"Peer {self._context.view.called(peer)} keeps giving worthless or strange answers or "
+                "microbatches; it is left alone for a while. If it is yours, start it again.",
                 "left-alone",
                 peer=peer,
             )
@@ -73,7 +73,7 @@ class Conduct:
             self._context.events.emit("resend", **event)
             return
         self._context.events.warn(
-            f"Peer {peer[-8:]} of stage {self._stage} {_what_happened(failure)}; "
+            f"Peer {self._context.view.called(peer)} of stage {self._stage} {_what_happened(failure)}; "
             "its microbatch goes to another one.",
             "resend",
             **event,
@@ -83,9 +83,9 @@ class Conduct:
         """Record that the peer has had a microbatch for `held` seconds, for which another one took `others_took`."""
         if self._ledger.record_event(peer, HOLDS):
             self._context.events.warn(
-                f"Peer {peer[-8:]} of stage {self._stage} has had a microbatch for {held:.0f} s that another one "
-                f"answered within {others_took:.1f} s. What it keeps for long goes to others, too. If that peer is "
-                "yours, look at its log.",
+                f"Peer {self._context.view.called(peer)} of stage {self._stage} has had a microbatch for "
+                f"{held:.0f} s that another one answered within {others_took:.1f} s. What it keeps for long goes to "
+                "others, too. If that peer is yours, look at its log.",
                 "held",
                 peer=peer,
                 seconds=round(held, 1),

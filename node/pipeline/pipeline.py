@@ -304,8 +304,8 @@ class Pipeline:
         sender = microbatch.sender
         if sender is not None and self._loss_screen.note(sender, loss):
             self._context.events.warn(
-                f"What peer {sender[-8:]} sends has losses far above those of others: it does not count until it is "
-                "like theirs again. If that peer is yours, look at its log.",
+                f"What peer {self._context.view.called(sender)} sends has losses far above those of others: it "
+                "does not count until it is like theirs again. If that peer is yours, look at its log.",
                 "odd-losses",
                 peer=sender,
                 loss=round(loss, 4),

@@ -3,7 +3,7 @@
 With one random choice the queues of a stage are uneven: some replicas wait for work while others have much. A second
 choice takes most of that away (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001), and
 whom a microbatch meets is still drawn at random. Simulated, 128 replicas of a spot market do 0.93 instead of 0.83 of
-what they could at best (docs/scaling.md).
+what they could at best (docs/notebook/scaling.md).
 
 How much a peer has to do changes with each microbatch, so it is asked each time, with a message of a few bytes. Where
 that takes too long beside the work itself, the sender goes by what it has under way at either peer.

@@ -189,7 +189,7 @@ class AllReduce(Averager):
 
     def _reason(self, owner: PeerId, failure: NolocoError) -> str:
         """Say for people what failed; an owner that does not answer is suspected."""
-        name = owner[-8:]
+        name = self._context.view.called(owner)
         if isinstance(failure, DeadlineExceeded | PeerUnreachable):
             self._context.view.suspect(owner)
             return f"{name} did not answer"

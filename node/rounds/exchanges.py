@@ -119,8 +119,8 @@ class Exchanges:
             elif failure.code == MALFORMED:
                 part_ways(context, exchange.pair.partner)
             context.events.warn(
-                f"Averaging with {exchange.pair.partner[-8:]} failed ({type(failure).__name__}); this round "
-                "counts its own progress alone.",
+                f"Averaging with {context.view.called(exchange.pair.partner)} failed ({type(failure).__name__}); "
+                "this round counts its own progress alone.",
                 "exchange-failed",
                 partner=exchange.pair.partner,
                 reason=type(failure).__name__,

@@ -29,8 +29,8 @@ def part_ways(context: Context, partner: PeerId) -> None:
     member = context.view.record_of(partner)
     program = member.announcement.program if member is not None else ""
     context.events.warn(
-        f"Cannot average with {partner[-8:]}, which runs {named_version(program)}: contributions of the two "
-        f"versions do not fit. Microbatches still go both ways. {who_upgrades(program)}",
+        f"Cannot average with {context.view.called(partner)}, which runs {named_version(program)}: contributions of "
+        f"the two versions do not fit. Microbatches still go both ways. {who_upgrades(program)}",
         "version-apart",
         partner=partner,
         program=program,

@@ -136,7 +136,8 @@ class RoundStatistics:
 
     def _warn_of(self, peer: PeerId) -> None:
         self._context.events.warn(
-            f"Replica {peer[-8:]} keeps sending contributions far from all others: it is left alone for a while.",
+            f"Replica {self._context.view.called(peer)} keeps sending contributions far from all others: it "
+            "is left alone for a while.",
             "quarantined",
             partner=peer,
         )

@@ -167,9 +167,8 @@ def set_up_logging(
         handlers.append(_LogFile(file, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8"))
     for handler in handlers:
         handler.addFilter(LineLimit(handler))
-        handler.setFormatter(_Dated() if isinstance(handler, _LogFile) else _Plain())
-    if shown is None:
-        handlers[0].setFormatter(_OnTerminal())
+        handler.setFormatter(_Dated())
+    handlers[0].setFormatter(_OnTerminal())
     logging.basicConfig(level=logging.WARNING, handlers=handlers, force=True)
     for name in OURS:
         logging.getLogger(name).setLevel(level)

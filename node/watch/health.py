@@ -38,6 +38,7 @@ MAX_ORDER = 4096  # bytes of a line
 MAX_ORDERS = 100  # of one connection, each within `DEADLINE`
 MAX_FAILURE = 300  # characters told of what a part failed with
 STATUS = "status"  # the order that changes nothing
+# "name" is the node's, where its volunteer gave it one
 # "healthy" says whether all is well, "state" what the daemon does, "reason" what is wrong
 Report = dict[str, Any]
 # each gets all that was said beside the order; raises `NolocoError` for what cannot be done, with nothing done

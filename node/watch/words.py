@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, TextIO
+from typing import IO, TYPE_CHECKING
 
 from protocol.errors import legible
 from protocol.windows import short
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MOST_LETTERS = 20  # of a word that a stranger wrote
 LONGEST_NAME = 32  # letters that a record has room for
-_TO_COPY = re.compile(r"^ {4}|/ip[46]/|/dns[46]?/|noloco-node --|noloco join /")
+_TO_COPY = re.compile(r"^ {4}|/ip[46]/|/dns[46]?/|noloco-node --|noloco (?:join /|generate )")
 LATEST = 253_000_000_000.0  # wall clock, in the year 9987: no calendar goes on much longer
 
 
@@ -40,7 +40,7 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def wrapped(text: str, stream: TextIO, later: str = "") -> str:
+def wrapped(text: str, stream: IO[str], later: str = "") -> str:
     """Break the lines of a text between words where `stream` is a terminal, which would break them anywhere.
 
     A line with a command or an address stays whole, so that it can be copied. `later` begins all but the first.
@@ -102,9 +102,25 @@ def called(name: str, peer: str) -> str:
     return f"{shown} ({short(peer)})" if shown else short(peer)
 
 
-def waiting_sentence(awaited: Awaited, now: float) -> str:
+def called_among(names: Iterable[tuple[str, str]], peer: str) -> str:
+    """Name a peer among (peer id, name) of many: its name alone where no other peer has the same.
+
+    A peer that gives no name, or is not among them, gets the end of its key.
+    """
+    of_peer, others = "", set[str]()
+    for each, name in names:
+        shown = word(name, LONGEST_NAME)
+        if each == peer:
+            of_peer = shown
+        else:
+            others.add(shown.casefold())
+    is_alone = of_peer and of_peer.casefold() not in others
+    return of_peer if is_alone else called(of_peer, peer)
+
+
+def waiting_sentence(awaited: Awaited, now: float, name: Callable[[str], str] = short) -> str:
     """Name the state that a first replica waits for, its holder, and the end of the wait; `now` is the wall clock."""
-    holder = short(awaited.peer) if awaited.peer else "a peer"
+    holder = name(awaited.peer) if awaited.peer else "a peer"
     return (
         f"Stage {awaited.stage} was at step {awaited.step:,}; {holder} had it {ago(now - awaited.seen)}. "
         f"Waiting for it until {clock_time(awaited.until, now)}; begin anew with --begin-anew."

@@ -72,12 +72,15 @@ def test_the_alerts_go_off_when_they_should(tmp_path: Path) -> None:
     alerts_are(tmp_path, series, {"5m": set(), "40m": names}, names)
 
 
-def test_a_run_that_is_complete_does_not_stand_still_and_another_beside_it_does(tmp_path: Path) -> None:
-    complete, other = (f'{{job="noloco",instance="{name}"' for name in ("a", "b"))
+@pytest.mark.parametrize("kind", ["complete", "stopped"])
+def test_a_run_that_is_over_does_not_stand_still_and_another_beside_it_does(
+    tmp_path: Path, kind: str
+) -> None:
+    over, other = (f'{{job="noloco",instance="{name}"' for name in ("a", "b"))
     series = {
-        f"noloco_tokens_total{complete}}}": "0+10x20 210x40",
-        f'noloco_finding{complete},kind="complete",stage="",level="fine"}}': "_x20 1x40",
-        f'noloco_stage_replicas{complete},stage="0"}}': "1x30 0x30",
+        f"noloco_tokens_total{over}}}": "0+10x20 210x40",
+        f'noloco_finding{over},kind="{kind}",stage="",level="fine"}}': "_x20 1x40",
+        f'noloco_stage_replicas{over},stage="0"}}': "1x30 0x30",
     }
     names = {"NolocoStandsStill", "NolocoStageEmpty"}
     alerts_are(tmp_path, series, {"25m": set(), "50m": set()}, names)

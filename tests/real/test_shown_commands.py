@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -13,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.patience import patience
-from tests.real.daemons import NodeDaemon, SeedDaemon
-from tests.shown_commands import ROOT, to_run
+from tests.real.daemons import Daemon, NodeDaemon, SeedDaemon
+from tests.shown_commands import ROOT, commands_of, to_run
 
 LONGEST = 400.0  # seconds: noloco plan searches for twenty, and a busy machine is five times as slow
 
@@ -33,6 +35,23 @@ def typed(command: str, directory: Path) -> subprocess.CompletedProcess[str]:
         check=False,
         timeout=patience(LONGEST),
     )
+
+
+class Terminal(Daemon):
+    """A shell of the directory in which one command goes on, with our programs on its path."""
+
+    def __init__(self, command: str, directory: Path, name: str) -> None:
+        settings = "export NOLOCO_PORT=0 NOLOCO_HOST=127.0.0.1 NOLOCO_DEVICE=cpu NOLOCO_THREADS=1"
+        programs, place = shlex.quote(str(Path(sys.executable).parent)), shlex.quote(str(directory))
+        path = f"export PATH={programs}:$PATH PYTHONPATH={shlex.quote(str(ROOT))}"
+        line = f"cd {place}; {settings}; {path}; exec {command}"
+        super().__init__(["bash", "-c", line], directory / f"{name}.log")
+
+    def press_ctrl_c_twice(self) -> None:
+        """Leave as the last node of a stage does: it says first what that costs."""
+        self.signal(signal.SIGINT)
+        self.wait_for("Ctrl-C again saves and leaves", patience(60))
+        assert self.leave(patience(60)) == 0, self.output
 
 
 def assert_all_do(commands: list[tuple[str, str]], directory: Path, address: str = "") -> None:
@@ -70,3 +89,25 @@ def test_commands_for_a_run(tmp_path: Path) -> None:
     assert nodes[0].process.wait(patience(60)) == 0, nodes[0].output
     assert nodes[1].leave() == 0, nodes[1].output
     assert seed.leave() == 0, seed.output
+
+
+@pytest.mark.timeout(patience(1500))
+def test_the_tutorial_from_its_first_command_to_its_last(tmp_path: Path) -> None:
+    """Three terminals: the seed peer, a node, and the friend's node, which leaves and comes back."""
+    found, noor, sam, status, generate, back, export, alone = commands_of(
+        (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    )
+    seed = Terminal(found, tmp_path, "seed")
+    address = seed.wait_for(r"noloco-node --join (/ip4/127\S+)", patience(LONGEST)).group(1)
+    first = Terminal(noor.replace("ADDRESS", address), tmp_path, "noor")
+    first.wait_for("Serving stage", patience(LONGEST))
+    second = Terminal(sam.replace("ADDRESS", address), tmp_path, "sam")
+    seed.wait_for("All stages are served", patience(LONGEST))
+    assert_all_do([(status, "noor"), (generate, "")], tmp_path, address)
+    second.press_ctrl_c_twice()
+    again = Terminal(back, tmp_path, "back")
+    again.wait_for("Serving stage", patience(LONGEST))
+    assert_all_do([(export, "model"), (alone, "")], tmp_path, address)
+    again.press_ctrl_c_twice()
+    first.press_ctrl_c_twice()
+    assert seed.leave(patience(60)) == 0, seed.output

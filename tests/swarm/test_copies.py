@@ -50,6 +50,20 @@ def copied_steps(swarm: SimulatedSwarm, directory: Path) -> dict[int, int]:
     return {one.stage: one.step for one in kept}
 
 
+def test_a_stage_of_more_than_a_megabyte_is_copied(tmp_path: Path) -> None:
+    """Failed before: its pieces were too long an answer for the seed peer, which banned its members one by one."""
+
+    async def main() -> None:
+        swarm = await three_friends(tmp_path, step=2, model__intermediate_size=2_048)
+        assert min(parameter_count(swarm.manifest, stage) for stage in (0, 1)) > 2**16
+        (tmp_path / "seed").mkdir()
+        swarm.seed_peer.keep_copies(copies_in(tmp_path / "seed"))
+        await until(lambda: copied_steps(swarm, tmp_path).keys() == {0, 1}, 20.0, step=0.5)
+        await swarm.leave()
+
+    run_swarm(main())
+
+
 def test_three_laptops_that_all_close_and_lose_their_disks_go_on_from_the_seeds_copies(
     tmp_path: Path,
 ) -> None:

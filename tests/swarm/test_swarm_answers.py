@@ -26,7 +26,7 @@ from bootstrap.export.tokenizer import tokenizer_of_run
 from bootstrap.generation.decoding import Decoding
 from bootstrap.generation.swarm_answer import FIRST_PATIENCE, SwarmAnswer
 from bootstrap.generation.writing import first_tokens
-from bootstrap.inspect.observer import Observer, short
+from bootstrap.inspect.observer import Observer
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.pipeline.inference import Inference
@@ -288,7 +288,7 @@ def test_each_replica_in_turn_is_measured(
         monkeypatch.setattr("bootstrap.evaluation.measuring.in_background", at_once)
         await evaluate_swarm([], "", wanted, every_replica=True, own="")
         await evaluate_swarm([], "", wanted, every_replica=False, own="")
-        return [peer_of(one)[-8:] for one in swarm.nodes.values()]
+        return [f"…{peer_of(one)[-8:]}" for one in swarm.nodes.values()]
 
     replicas = visiting(3, look, inner__total_steps=2, inner__warmup_steps=1)
     *lines, mean, one_alone = capsys.readouterr().out.splitlines()
@@ -319,7 +319,7 @@ def test_a_replica_that_keeps_requests_is_passed_over_where_each_is_measured(
     silent = visiting(2, look, inner__total_steps=6)
     told = capsys.readouterr()
     assert len(told.out.splitlines()) == 1
-    assert f"Passed over {short(silent)}: it evaluated nothing" in told.err
+    assert f"Passed over {' → '.join(f'…{peer[-8:]}' for peer in silent)}: it evaluated nothing" in told.err
 
 
 def test_requests_that_fit_no_model_are_refused() -> None:

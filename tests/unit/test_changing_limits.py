@@ -135,6 +135,7 @@ def test_each_limit_is_shown_with_what_it_limits() -> None:
         "  hours           none          it is Tue 12:00",
         "  only-idle       none",
     ]
+    assert told(report | {"name": "Noor"})[0] == "Node Noor (…abcdefgh) on cuda:1: paused."
     assert lines_of(report)[-1] == "max-upload: 20Mbit (18.20 Mbit/s at present)"
 
 

@@ -104,12 +104,14 @@ def test_what_a_founder_reads(
     founded = found(tmp_path / "run", None)
     address = f"/ip4/203.0.113.7/tcp/31337/p2p/{Identity.from_seed('far').peer_id}"
     run.introduce(founded, [address], None)
-    text = capsys.readouterr().out
-    assert f"noloco-node --join {address}" in text
+    printed = capsys.readouterr().out
+    text = " ".join(printed.split())  # sentences go on over lines of a terminal
+    assert f"    noloco-node --join {address}\n" in printed
     assert f"{tmp_path / 'run' / 'run.key'} is the run's key." in text
     assert "Keep a copy elsewhere" in text
     assert "295,488 parameters" in text
     assert ("█" in text or "▀" in text) == is_terminal  # a code for cameras
+    assert printed.rfind("▀") < printed.index("noloco-node --join")  # it pushes no address off the screen
     run.introduce(found(tmp_path / "run", None), [address], None)
     assert "is the run's key" not in capsys.readouterr().out
 

@@ -224,3 +224,17 @@ def test_most_have_finished_when_more_than_half_say_so(finished: int, most: bool
     assert view.most_have_finished(0, 1.0) is most
     assert not view.most_have_finished(1, 1.0), "nobody is known"
     assert not view.most_have_finished(0, 101.0), "their records are over"
+
+
+def test_people_are_named_by_their_names_and_two_of_one_name_by_their_keys_too() -> None:
+    view = View(lambda: 0.0)
+    for peer, name in {
+        "12D3KooWabcdefgh": "Noor",
+        "12D3KooWijkmnopq": "Sam",
+        "12D3KooWrstuvwxy": "sam ",
+    }.items():
+        view.update(PeerId(peer), announced().model_copy(update={"name": name}), expires=1.0)
+    assert view.called("12D3KooWabcdefgh") == "Noor"
+    assert view.called("12D3KooWijkmnopq") == "Sam (…ijkmnopq)"
+    assert view.called("12D3KooWrstuvwxy") == "sam (…rstuvwxy)"
+    assert view.called("12D3KooWzzzzzzzz") == "…zzzzzzzz"

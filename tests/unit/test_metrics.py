@@ -23,11 +23,11 @@ MONITORING = Path(__file__).parents[2] / "docker" / "monitoring"
 TINY = load_preset("tiny")
 
 
-def exposed(state: str = "serving") -> bytes:
-    board = Board(facts_of(TINY, "run"), Wording(TINY.stages))
+def exposed(state: str = "serving", step: int = 7) -> bytes:
+    board = Board(facts_of(TINY, "run"), Wording(TINY.stages, total_steps=TINY.inner.total_steps))
     for stage in range(TINY.stages):
         stats = NodeStats(
-            stage=stage, state=state, step=7, round=1, loss=2.5, tokens=512, tokens_per_second=100.0, spread=1e-3,
+            stage=stage, state=state, step=step, round=1, loss=2.5, tokens=512, tokens_per_second=100.0, spread=1e-3,
             best=LossBest(2.4, 30.0),
             expected_spread=2e-3, recent_compute_fraction=0.5, gossip_bytes=9, uptime=60.0,
         )  # fmt: skip
@@ -59,14 +59,15 @@ def test_every_query_names_real_metrics_and_labels() -> None:
 
 
 @pytest.mark.parametrize("alert", ["NolocoStandsStill", "NolocoStageEmpty"])
-def test_a_complete_run_sets_off_no_alert_that_nobody_trains(alert: str) -> None:
+@pytest.mark.parametrize(("kind", "step"), [("complete", TINY.inner.total_steps), ("stopped", 7)])
+def test_a_run_that_is_over_sets_off_no_alert_that_nobody_trains(alert: str, kind: str, step: int) -> None:
     """Its own finding holds the alert back: of this dashboard, whatever other runs the same Prometheus reads."""
     rules = yaml.safe_load((MONITORING / "alerts.yaml").read_text(encoding="utf-8"))
     (expr,) = [rule["expr"] for group in rules["groups"] for rule in group["rules"] if rule["alert"] == alert]
-    held_back = 'unless on (job, instance) noloco_finding{kind="complete"}'
+    held_back = 'unless on (job, instance) noloco_finding{kind=~"complete|stopped"}'
     assert expr.endswith(held_back)
-    shown = 'noloco_finding{kind="complete",level="fine",stage=""} 1.0'
-    assert shown in exposed("finished").decode()
+    shown = f'noloco_finding{{kind="{kind}",level="fine",stage=""}} 1.0'
+    assert shown in exposed("finished", step).decode()
     assert shown not in exposed().decode()
 
 

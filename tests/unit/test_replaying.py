@@ -130,3 +130,15 @@ def test_what_holds_no_events_is_told(tmp_path: Path) -> None:
         board_of([tmp_path])
     with pytest.raises(StateError, match="There is no"):
         board_of([tmp_path / "none"])
+
+
+@pytest.mark.parametrize(("knows", "of"), [(True, f" of {TINY.inner.total_steps:,}"), (False, "")])
+def test_a_run_that_was_stopped_is_not_replayed_as_complete(tmp_path: Path, knows: bool, of: str) -> None:
+    for number, stage in enumerate((0, 1)):
+        file = write(tmp_path / f"n{number}", life(number, stage, 100, "finished"))
+    if knows:
+        signed = SignedManifest.sign(TINY, Identity.from_seed("owner"))
+        file.with_name("manifest.noloco").write_bytes(signed.to_bytes())
+    (finding,) = board_of([tmp_path]).findings
+    assert finding.kind == "stopped"
+    assert finding.sentence.startswith(f"training has stopped at step 100{of}")

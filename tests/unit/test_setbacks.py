@@ -215,7 +215,7 @@ def test_a_run_that_has_just_begun_has_no_stage_behind() -> None:
 
 
 def test_where_all_of_the_first_stage_have_left_a_complete_run_stays_complete() -> None:
-    assert Seen(2, [node(1, n, state="finished") for n in range(2)]).is_complete
-    assert not Seen(2, [node(1, state="finished"), node(1, 1)]).is_complete
-    assert not Seen(2, [node(0, state="joining"), node(1, state="finished")]).is_complete
-    assert not Seen(2, []).is_complete
+    assert Seen(2, [node(1, n, state="finished") for n in range(2)]).is_over
+    assert not Seen(2, [node(1, state="finished"), node(1, 1)]).is_over
+    assert not Seen(2, [node(0, state="joining"), node(1, state="finished")]).is_over
+    assert not Seen(2, []).is_over

@@ -9,7 +9,7 @@ from tests.unit.test_docs_promises import is_a_test
 def test_commands_are_taken_from_indented_blocks() -> None:
     page = "Text with `noloco x`.\n\n    noloco eval   --join ADDRESS   # what it does\n"
     page += "    noloco plan \\\n        --json\n"
-    page += "    loss  1.2\n    nolocomotive\n\n```\nnoloco in a fence\n```\n"
+    page += "    loss  1.2\n    nolocomotive\n\n```\n    noloco in a fence\n```\n"
     assert commands_of(page) == ["noloco eval --join ADDRESS", "noloco plan --json"]
 
 

@@ -152,7 +152,7 @@ def test_routing_by_the_order_of_names_is_caught(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("records", "sample", "measured"),  # docs/scaling.md, measured on real p2pd by benchmarks/discovery.py
+    ("records", "sample", "measured"),  # docs/notebook/scaling.md, measured on real p2pd by benchmarks/discovery.py
     [(100, 0, 171e3), (62.5, 62.5, 69e3), (78.1, 78.1, 88e3), (78.1, 78.1, 90e3)],
 )  # fmt: skip
 def test_a_look_costs_what_it_does_on_real_p2pd(records: float, sample: float, measured: float) -> None:

@@ -18,7 +18,11 @@ MANIFEST = load_preset("tiny")
 
 
 def status(sightings: list[Sighting]) -> RunStatus:
-    return RunStatus("0123abcd", MANIFEST, Seen(MANIFEST.stages, sightings, version="0.1.0"))
+    return RunStatus(
+        "0123abcd",
+        MANIFEST,
+        Seen(MANIFEST.stages, sightings, version="0.1.0", total_steps=MANIFEST.inner.total_steps),
+    )
 
 
 def text_of(sightings: list[Sighting], width: int = 110) -> list[str]:
@@ -49,7 +53,8 @@ def test_words_come_first_then_stages_then_nodes() -> None:
         ([*pairs(1), node(1)], "degraded", "0:●●   1:●"),
         ([*pairs(1), node(1, state="joining"), silent(1)], "standing still", "0:●●   1:✗◐○"),
         (pairs(1), "standing still", "0:●●   1:✗"),
-        (pairs(2, state="finished"), "finished", "0:●●   1:●●"),
+        (pairs(2, state="finished", step=MANIFEST.inner.total_steps), "finished", "0:●●   1:●●"),
+        (pairs(2, state="finished"), "stopped", "0:●●   1:●●"),
         ([node(n % 2, n) for n in range(31)], "healthy", "0:●●●●●●●●●●●●+4   1:●●●●●●●●●●●●+3"),
     ],
 )

@@ -14,7 +14,16 @@ from typer.testing import CliRunner
 from bootstrap.simulation.learning import LearningResult
 from bootstrap.simulation.pulse import Pulse
 from bootstrap.simulation.simulate_cli import app, changes, wires
-from bootstrap.simulation.study import one_setting, read_outcomes, rows, run_study, tables_of
+from bootstrap.simulation.study import (
+    at_same_bytes,
+    bytes_table,
+    one_setting,
+    points_of,
+    read_outcomes,
+    rows,
+    run_study,
+    tables_of,
+)
 from protocol.errors import DataError
 from protocol.manifest import load_preset
 
@@ -203,6 +212,23 @@ def test_the_tables_of_a_study_fit_eighty_columns_with_every_number(seeds: int) 
             assert number in text
     assert text.count("+0.800") == text.count("+2.100") == 1
     assert "k 12, optimizer muon" in text
+
+
+def test_settings_are_compared_where_they_had_sent_as_many_bytes_and_plots_end_at_the_table() -> None:
+    frugal, lavish, silent = (invented(k, 0) for k in (4, 12, 25))
+    frugal.bytes_per_replica, lavish.bytes_per_replica = 1_000.0, 4_000.0
+    lavish.curve = [(200_000, 4.0, 0.0), (300_000, 3.0, 0.0), (1_000_000, 9.0, 0.0)]
+    first, second, third = at_same_bytes([frugal, lavish, silent])
+    assert (first["bytes"], first["loss"], first["tokens_share"]) == (1_000, round(frugal.loss, 4), 1.0)
+    assert (second["loss"], second["tokens_share"]) == (3.5, 0.25)
+    assert (third["loss"], third["tokens_share"]) == (None, None)
+    assert points_of(lavish)[-2:] == [(300_000, 3.0, 0.0), (1_000_000, lavish.loss, lavish.spread)]
+    shown = io.StringIO()
+    Console(file=shown, width=80, markup=False).print(bytes_table([frugal, lavish, silent]))
+    assert "loss at 1000 B" in shown.getvalue()
+    assert max(map(len, shown.getvalue().splitlines())) <= 80
+    lavish.bytes_per_replica = 40_000.0  # so many are sent before the curve begins
+    assert at_same_bytes([frugal, lavish])[1]["loss"] is None
 
 
 def test_how_far_a_run_is_is_told_each_ten_seconds() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.seen import Finding, Seen, Severity
-from bootstrap.inspect.verdict import tokens_per_second, verdict
+from bootstrap.inspect.verdict import in_a_word, tokens_per_second, verdict
 from node.membership.view import Member
 from node.watch.loss_history import HOUR, LossHistory
 from protocol.announcement import Announcement
@@ -126,10 +126,24 @@ def test_nodes_of_an_older_version_are_counted() -> None:
     assert old.sentence == "2 nodes run version 0.1.9, older than 0.2.0: ask for an upgrade"
 
 
-def test_a_complete_run_and_one_where_nobody_answers() -> None:
-    assert sentences(said(2, pairs(2, state="finished"))) == [
-        "the run is complete; its nodes serve the model"
-    ]
+@pytest.mark.parametrize(
+    ("step", "total", "word", "sentence"),
+    [
+        (90, 90, "finished", "the run is complete"),
+        (7, 9_000, "stopped", "training has stopped at step 7 of 9,000"),
+        (7, 0, "stopped", "training has stopped at step 7, of how many is not known here"),
+    ],
+)
+def test_a_run_that_was_stopped_before_its_end_is_not_called_finished(
+    step: int, total: int, word: str, sentence: str
+) -> None:
+    for swarm in (pairs(2, state="finished", step=step), [node(1, state="finished", step=step)]):
+        found = said(2, swarm, total_steps=total)
+        assert sentences(found) == [f"{sentence}; its nodes serve the model"]
+        assert in_a_word(found) == word
+
+
+def test_a_run_where_nobody_answers() -> None:
     assert sentences(said(2, [silent(0)])) == ["no node of this run answers: nobody trains"]
 
 
