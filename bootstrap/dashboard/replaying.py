@@ -15,7 +15,7 @@ from bootstrap.dashboard.measured import measured_in
 from bootstrap.dashboard.wording import Wording
 from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.verdict import SPREAD_BAND
-from bootstrap.local.swarm_cli import SUMMARY
+from bootstrap.local import SUMMARY
 from node.membership.view import Member
 from node.storage.state_directory import StateDirectory
 from node.watch.events import before

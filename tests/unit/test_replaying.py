@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.dashboard.measured import LATEST, measured_in
+from bootstrap.dashboard.measured import measured_in
 from bootstrap.dashboard.replaying import SILENT_SECONDS, board_of
 from bootstrap.local.summary import Summary
 from node.watch.events import JsonLines
@@ -95,30 +95,6 @@ def test_a_local_swarms_nodes_have_their_names_and_its_losses_are_shown_of_its_o
         "bigram": 2.45,
     }
     assert measured_in(tmp_path / "summary.json", "another") is None
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        "", "[]", "7", "{" * 200_000, '{"run_id": "run"}',
-        '{"run_id": "run", "began": "x", "validation_loss": []}',
-        '{"run_id": "run", "began": 1e999, "validation_loss": []}',
-        '{"run_id": "run", "began": 7, "validation_loss": 7}',
-    ],
-)  # fmt: skip
-def test_what_is_no_summary_shows_no_losses(tmp_path: Path, said: str) -> None:
-    (tmp_path / "summary.json").write_text(said, encoding="utf-8")
-    assert measured_in(tmp_path / "summary.json", "run") is None
-    assert measured_in(tmp_path / "none.json", "run") is None
-
-
-def test_of_a_summarys_losses_only_numbers_are_shown(tmp_path: Path) -> None:
-    losses = "[[0, 1, 2.5], [0, 1], 7, [0, -1, 2], [0, 1, NaN], [true, 1, 2], [9, 1e14, 2]]"
-    said = f'{{"run_id": "run", "began": 7, "validation_loss": {losses}, "bigram_entropy": NaN}}'
-    (tmp_path / "summary.json").write_text(said, encoding="utf-8")
-    found = measured_in(tmp_path / "summary.json", "run")
-    assert found is not None
-    assert (found["points"], found["bigram"]) == ([(8.0, 0, 2.5), (LATEST, 9, 2.0)], None)
 
 
 def test_a_node_that_was_killed_falls_silent_where_its_file_ends(tmp_path: Path) -> None:
