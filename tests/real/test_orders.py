@@ -17,7 +17,7 @@ import pytest
 
 from node.watch.health import SOCKET_FILE, health_served
 from protocol.errors import UserError
-from tests.real.daemons import NodeDaemon, SeedDaemon, run_tool
+from tests.real.daemons import NodeDaemon, SeedDaemon, run_tool, wait_until
 from tests.real.test_bandwidth import PRESET
 
 
@@ -44,11 +44,15 @@ def test_the_page_beside_a_node_has_texts_written_pauses_the_node_and_ends_it(tm
         with urllib.request.urlopen(request, timeout=90) as answer:
             return str(answer.read().decode())
 
+    def state() -> dict[str, Any]:
+        with urllib.request.urlopen(f"{address}/state", timeout=30) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+
+    assert wait_until(lambda: {row["stage"] for row in state()["rows"] if row["uptime"]} == {0, 1}, 120.0)
     node.wait_for_step(3)
     assert "list below" in post("write", "Once upon a time")
-    with urllib.request.urlopen(f"{address}/state", timeout=30) as answer:
-        texts = [sample[-1] for sample in json.load(answer)["samples"]]
-    assert any(text.startswith("Once upon a time") for text in texts)
+    assert any(sample[-1].startswith("Once upon a time") for sample in state()["samples"])
     assert "It pauses" in post("order", "pause")
     node.wait_for_event("paused")
     assert "takes its stage up again" in post("order", "resume")
