@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from node.machine.environment import ENVIRONMENT_PREFIX
 from node.machine.limits import optional
@@ -33,12 +34,14 @@ async def dashboard_beside(
     addresses: Callable[[], Sequence[str]],
     tell: Tell | None = None,
     token: Callable[[], str] = lambda: "",
+    node: Path | None = None,
 ) -> AsyncIterator[None]:
     """Serve a page at `listen`, HOST:PORT, while the block runs; none where that is empty.
 
     `addresses` are those at which this peer can be joined, none as long as it cannot. `token` is what the page visits
-    a private run with, asked for at each start of it; empty for an open one. The page is started again when
-    it ends. Raises `UserError` when a package is missing, `ResourceError` when the port is taken.
+    a private run with, asked for at each start of it; empty for an open one. `node` is the state directory of the
+    node that the page is beside, for readers who ask it for something. The page is started again when it ends.
+    Raises `UserError` when a package is missing, `ResourceError` when the port is taken.
     """
     if not listen:
         yield
@@ -47,21 +50,28 @@ async def dashboard_beside(
         optional(package, "dashboard")
     listen_at(*parse_listen(listen), FLAG).close()
     supervisor = Supervisor(tell)
-    supervisor.keep("the dashboard", lambda: _run(listen, addresses, token), "Nobody can look at it.")
+    beside = [] if node is None else [f"--beside={node}"]
+    supervisor.keep(
+        "the dashboard",
+        lambda: _run([f"--listen={listen}", *beside], addresses, token),
+        "Nobody can look at it.",
+    )
     try:
         yield
     finally:
         await supervisor.close()
 
 
-async def _run(listen: str, addresses: Callable[[], Sequence[str]], token: Callable[[], str]) -> None:
+async def _run(
+    options: Sequence[str], addresses: Callable[[], Sequence[str]], token: Callable[[], str]
+) -> None:
     """Run the page once, until it ends by itself: then raises `UserError`. Cancelled, it asks the page to end."""
     own = addresses()
     while not own:
         await asyncio.sleep(POLL_SECONDS)
         own = addresses()
     joins = [f"--join={address}" for address in own]
-    command = [sys.executable, "-m", "bootstrap.tools_cli", "dashboard", f"--listen={listen}", *joins]
+    command = [sys.executable, "-m", "bootstrap.tools_cli", "dashboard", *options, *joins]
     environment, children = dict(os.environ), Children()
     if shown := token():
         environment[f"{ENVIRONMENT_PREFIX}TOKEN"] = shown

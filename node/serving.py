@@ -104,7 +104,11 @@ async def serve(config: NodeConfig, phases: Phases, screen: Screen | None = None
         return own_addresses(transport, network.port, network.host) if daemon.knows_run else []
 
     page = dashboard_beside(
-        config.dashboard, joined_at, surroundings.events.warn, lambda: config.token or state.token()
+        config.dashboard,
+        joined_at,
+        surroundings.events.warn,
+        lambda: config.token or state.token(),
+        state.path,
     )
     tell_of_machine(surroundings.events, checks_here(state.path, towards(config.join)))
     has_failed = False

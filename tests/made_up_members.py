@@ -39,6 +39,7 @@ class MadeUpMember:
         self.rpc = Rpc(self.transport)
         self.rng = random.Random(number)
         self.state: State = "serving"
+        self.name = f"s{self.stage}r{number // swarm.manifest.stages}"
         self.asked = 0
 
     @property
@@ -62,6 +63,7 @@ class MadeUpMember:
             since=self.transport.now() - seconds,
             step=step,
             tokens_per_second=RATE,
+            name=self.name,
         )
         lifetime = manifest.limits.record_lifetime if lifetime is None else lifetime
         await self.transport.put(stage_key(self.swarm.run_id, self.stage), record.to_bytes(), lifetime, 5.0)

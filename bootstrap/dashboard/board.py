@@ -16,7 +16,8 @@ from typing import NamedTuple, TypedDict
 
 from bootstrap.dashboard.rows import Row, row_of
 from bootstrap.inspect.observer import Sighting
-from bootstrap.inspect.seen import Finding, Severity
+from bootstrap.inspect.seen import Finding, Seen, Severity
+from bootstrap.inspect.status import progress_of
 from bootstrap.inspect.verdict import SPREAD_BAND
 from bootstrap.local.summary import TokenCount
 from node.watch.history import Thinned
@@ -37,6 +38,7 @@ class Remark(NamedTuple):
 
     level: str  # of `LEVELS`
     text: str
+    since: float  # wall clock at which this board first saw it; while it stands, its numbers may change
 
 
 LEVELS = {Severity.FINE: "fine", Severity.WARNING: "warning", Severity.ALARM: "alarm"}
@@ -47,6 +49,7 @@ class Happening(NamedTuple):
     kind: str  # joined, silent, back, moved, left
     peer: str
     stage: int
+    name: str  # the member's, of which the page may have no row any more
 
 
 class Sample(NamedTuple):
@@ -70,6 +73,14 @@ class Giver(NamedTuple):
     signers: int
 
 
+class Measured(TypedDict):
+    """Losses in nats per token on a text that all measurements share, with the bigram entropy of that text."""
+
+    held_out: bool  # the text; else it is trained on
+    points: list[tuple[float, int, float]]  # wall clock, tokens trained on by then, loss
+    bigram: float | None
+
+
 class Point(NamedTuple):
     """The run at one moment, as a line of an array on the wire. None: nobody tells."""
 
@@ -87,8 +98,9 @@ class RunFacts(TypedDict):
 
     name: str
     id: str
+    private: bool
     stages: int
-    steps: int
+    steps: int  # 0: not known, as are the next two
     tokens_per_step: int  # of one replica of the first stage
     inner_steps: int
     band: tuple[float, float]  # of the spread, in times the predicted one
@@ -99,6 +111,7 @@ def facts_of(manifest: Manifest, run_id: str) -> RunFacts:
     return RunFacts(
         name=manifest.name,
         id=run_id,
+        private=manifest.access.private,
         stages=manifest.stages,
         steps=inner.total_steps,
         tokens_per_step=inner.microbatches * manifest.tokens_per_microbatch,
@@ -117,10 +130,12 @@ class BoardUpdate(TypedDict):
     gone: list[str]
     remarks: list[Remark]
     now: Point
+    left: float | None  # seconds of training; None where it stands still or is complete
     points: list[Point]
     happenings: list[Happening]
     samples: list[Sample]
     givers: list[Giver] | None  # all of them, where they have changed
+    measured: Measured | None  # all of it, where it has changed
     pictures: tuple[int, float, float]  # how many are kept, and the times of the first and the last
 
 
@@ -158,9 +173,12 @@ class Board:
         self._happenings: deque[tuple[int, Happening]] = deque(maxlen=MOST_HAPPENINGS)
         self._samples: deque[tuple[int, Sample]] = deque(maxlen=MOST_SAMPLES)
         self._givers: tuple[int, list[Giver]] = (0, [])  # and the version in which they changed
+        self._measured: tuple[int, Measured | None] = (0, None)  # and the version in which it changed
         self._findings: Sequence[Finding] = ()
+        self._standing: dict[tuple[str, int | None], float] = {}  # when each finding, by kind and stage, came
         self._remarks: list[Remark] = []
         self._now = Point(0.0, 0, None, 0.0, None, None, 0)
+        self._left: float | None = None
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -212,14 +230,28 @@ class Board:
         self._count.note(sightings)
         self._has_heard = self._has_heard or any(sighting.stats for sighting in sightings)
         self._findings = self._verdict(sightings, now)
-        self._remarks = [Remark(LEVELS[f.severity], f.sentence) for f in self._findings]
+        self._standing = {
+            (f.kind, f.stage): self._standing.get((f.kind, f.stage), now) for f in self._findings
+        }
+        self._remarks = [
+            Remark(LEVELS[f.severity], f.sentence, round(self._standing[f.kind, f.stage], 3))
+            for f in self._findings
+        ]
         self._now = point_of(rows, self._count.total, now)
+        seen, run = Seen(self.run["stages"], sightings), self.run
+        self._left = progress_of(seen, run["steps"], run["tokens_per_step"]).seconds_left
         self.version += 1
         if not self._has_heard:
             return
         self._points.add(now, (self.version, self._now))
         if self._pictures.is_due(now):
-            picture = {"time": now, "rows": rows, "remarks": self._remarks, "now": self._now}
+            picture = {
+                "time": now,
+                "rows": rows,
+                "remarks": self._remarks,
+                "now": self._now,
+                "left": self._left,
+            }
             packed = zlib.compress(json.dumps(picture, allow_nan=False).encode(), 1)
             if len(packed) * MOST_PICTURES <= PICTURE_BYTES:
                 self._pictures.add(now, packed)
@@ -241,9 +273,15 @@ class Board:
             self.version += 1
             self._givers = self.version, givers
 
+    def note_measured(self, measured: Measured) -> None:
+        """Note all losses that were measured beside those of training."""
+        if measured != self._measured[1]:
+            self.version += 1
+            self._measured = self.version, measured
+
     def _tell(self, now: float, kind: str, row: Row) -> None:
         self.version += 1
-        happening = Happening(round(now, 3), kind, row["id"], row["stage"])
+        happening = Happening(round(now, 3), kind, row["id"], row["stage"], row["name"])
         self._happenings.append((self.version, happening))
 
     # --- reading ------------------------------------------------------------------------------
@@ -286,6 +324,7 @@ class Board:
             gone=[peer for when, peer in self._gone if when > since and peer not in self._seen],
             remarks=self._remarks,
             now=self._now,
+            left=self._left,
             points=[
                 *(self._recalled if whole else ()),
                 *(point for _, (when, point) in self._points.all() if when > since),
@@ -293,11 +332,12 @@ class Board:
             happenings=[happening for when, happening in self._happenings if when > since],
             samples=[sample for when, sample in self._samples if when > since],
             givers=self._givers[1] if self._givers[0] > since else None,
+            measured=self._measured[1] if self._measured[0] > since else None,
             pictures=(len(kept), kept[0][0] if kept else 0.0, kept[-1][0] if kept else 0.0),
         )
 
     def picture(self, time: float) -> bytes | None:
-        """The run as it was at `time`, as JSON: "time", "rows", "remarks", "now"; None when nothing is kept."""
+        """The run as it was at `time`, as JSON: time, rows, remarks, now and left; None when nothing is kept."""
         kept = self._pictures.at(time)
         return zlib.decompress(kept[1]) if kept else None
 

@@ -27,6 +27,10 @@ def dashboard(
         ),
     ] = None,
     token: AccessToken = "",
+    beside: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", hidden=True, help="State directory of the node that the page is beside."),
+    ] = None,
 ) -> None:
     """Show a run on a web page, and its metrics at /metrics.
 
@@ -46,7 +50,7 @@ def dashboard(
     run_async(
         running.replay(replay, host, port)
         if replay
-        else running.show_dashboard(join or [], host, port, token)
+        else running.show_dashboard(join or [], host, port, token, beside)
     )
 
 

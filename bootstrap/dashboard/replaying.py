@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bootstrap.dashboard.board import MOST_POINTS, Board, RunFacts, facts_of
+from bootstrap.dashboard.measured import measured_in
 from bootstrap.dashboard.wording import Wording
 from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.verdict import SPREAD_BAND
+from bootstrap.local import SUMMARY
 from node.membership.view import Member
 from node.storage.state_directory import StateDirectory
 from node.watch.events import before
 from node.watch.loss_history import LossHistory
+from node.watch.words import LONGEST_NAME, word
 from protocol.announcement import Announcement, State
 from protocol.errors import ManifestError, StateError
 from protocol.ground import PeerId
@@ -35,6 +38,7 @@ Event = dict[str, object]
 def board_of(paths: Sequence[Path]) -> Board:
     """The board after all events of the files, and of the `EVENTS` in the directories, with all their curves.
 
+    A node is called by its directory's name, as those of a local swarm are: no event has the one of `--name`.
     Raises `StateError` when there is nothing to show.
     """
     outlines = [outline for file in _files(paths) if (outline := _outline(file)) is not None]
@@ -43,7 +47,10 @@ def board_of(paths: Sequence[Path]) -> Board:
         raise StateError(f"No events in {named}. Name a node's {EVENTS}, or directories of nodes.")
     files = [outline.file for outline in outlines]
     manifest, run_id = _manifest(files)
-    lives = {outline.file: Life(outline.peer, manifest) for outline in outlines}
+    lives = {
+        outline.file: Life(outline.peer, word(outline.file.absolute().parent.name, LONGEST_NAME), manifest)
+        for outline in outlines
+    }
     stages = manifest.stages if manifest else 1 + max(outline.stage for outline in outlines)
     facts = _facts(manifest, run_id, stages)
     board = Board(facts, Wording(stages, version="", total_steps=facts["steps"]))
@@ -58,6 +65,9 @@ def board_of(paths: Sequence[Path]) -> Board:
             break
         lives[file].take(time, event)
     _look(board, lives.values(), last)
+    for path in paths:
+        if measured := measured_in(path / SUMMARY, run_id):
+            board.note_measured(measured)
     return board
 
 
@@ -75,8 +85,9 @@ class Life:
     Mutable state: what one node's events have told so far.
     """
 
-    def __init__(self, peer: PeerId, manifest: Manifest | None) -> None:
+    def __init__(self, peer: PeerId, name: str, manifest: Manifest | None) -> None:
         self.peer = peer
+        self._name = name
         self.is_there = False
         self._tokens_per_step = (
             manifest.inner.microbatches * manifest.tokens_per_microbatch if manifest else 0
@@ -129,7 +140,7 @@ class Life:
         return self._heard if is_long and self._state == "serving" else None
 
     def sighting(self, now: float) -> Sighting:
-        record = Announcement(stage=self._stage, state=self._state, since=self._began)
+        record = Announcement(stage=self._stage, state=self._state, since=self._began, name=self._name)
         seconds, steps = self._marks[-1][0] - self._marks[0][0] if self._marks else 0.0, len(self._marks) - 1
         busy = (self._marks[-1][1] - self._marks[0][1]) / seconds if seconds else None
         stats = NodeStats(
@@ -236,7 +247,14 @@ def _facts(manifest: Manifest | None, run_id: str, stages: int) -> RunFacts:
     if manifest is not None:
         return facts_of(manifest, run_id)
     return RunFacts(
-        name="a run", id="unknown", stages=stages, steps=0, tokens_per_step=0, inner_steps=0, band=SPREAD_BAND
+        name="a run",
+        id="",
+        private=False,
+        stages=stages,
+        steps=0,
+        tokens_per_step=0,
+        inner_steps=0,
+        band=SPREAD_BAND,
     )
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shlex
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from bootstrap.creating.invitation import reach_of
 from bootstrap.dashboard.board import Board, facts_of
 from bootstrap.dashboard.collector import Audience, Collector
+from bootstrap.dashboard.measured import follow_measured
 from bootstrap.dashboard.sampling import Givers, Texts
 from bootstrap.dashboard.wording import Wording
 from bootstrap.inspect.observer import Observer, visit
@@ -21,15 +27,25 @@ from protocol.errors import UserError
 from protocol.manifest import Manifest
 from protocol.supervision import Supervisor
 
+if TYPE_CHECKING:  # these need the extra
+    from bootstrap.dashboard.asking import NodeOrders
+    from bootstrap.dashboard.server import Pages
+
+REACHES = ("everywhere", "this network", "this machine")  # of an address, the farthest first
+
 
 @asynccontextmanager
 async def watched(
-    observer: Observer, audience: Audience | None = None, *, by_people: bool = False
+    observer: Observer,
+    audience: Audience | None = None,
+    *,
+    by_people: bool = False,
+    summary: Path | None = None,
 ) -> AsyncIterator[Board]:
     """The board of the run that `observer` visits, kept up to date while the block runs.
 
     Without an `audience` somebody watches all the time. For an audience of people texts are sampled and receipts
-    added up, too.
+    added up, too. From `summary` come the losses that a local swarm measures.
     """
     audience = audience or Audience(watchers=1)
     manifest = observer.manifest
@@ -46,30 +62,65 @@ async def watched(
         texts, givers = Texts(observer, board, audience), Givers(observer, board, audience)
         supervisor.keep("sampling text", texts.run, "No text is shown.")
         supervisor.keep("adding up receipts", givers.run, "Who gave how much is not shown.")
+    if summary is not None:
+        following = partial(follow_measured, summary, observer.signed.run_id, board.note_measured, audience)
+        supervisor.keep("reading measured losses", following, "The loss on held-out text is not shown.")
     try:
         yield board
     finally:
         await supervisor.close()
 
 
-async def show_dashboard(join: Sequence[str], host: str, port: int, token: str = "") -> None:
+async def show_dashboard(
+    join: Sequence[str], host: str, port: int, token: str = "", node: Path | None = None
+) -> None:
     """Show a running swarm on a page until told to stop, a private one with a `token`.
+
+    Its readers may ask the run for texts beside a `node`, a state directory on this machine, and order that.
 
     Raises `ResourceError` when the port is taken, `JoinError` when nobody answers, `UserError` without the extra.
     """
     with _listening(host, port) as listening:
-        await show_at(listening, join, host, token)
+        from bootstrap.dashboard.asking import NodeOrders
+
+        is_here = is_for_this_machine_alone(listening.getsockname()[0])
+        orders = NodeOrders(node, os.getuid()) if node is not None and is_here else None
+        await show_at(listening, join, host, token, asks=node is not None, orders=orders)
 
 
-async def show_at(listening: socket.socket, join: Sequence[str], named: str = "", token: str = "") -> None:
-    """Show a running swarm at a socket that listens already. `named` and errors as of `serve` and `visit`."""
+async def show_at(
+    listening: socket.socket,
+    join: Sequence[str],
+    named: str = "",
+    token: str = "",
+    summary: Path | None = None,
+    *,
+    asks: bool = False,
+    orders: NodeOrders | None = None,
+) -> None:
+    """Show a running swarm at a socket that listens already. `named` and errors as of `serve` and `visit`.
+
+    From `summary` come the losses that a local swarm measures. Readers may have texts written if it `asks`, and give
+    `orders`, if any.
+    """
+    from bootstrap.dashboard.asking import Prompts
+    from bootstrap.dashboard.server import Pages
+
     leaving = asyncio.Event()
     on_interrupt(lambda _: leaving.set())
     audience = Audience()
     async with visit(join, token) as observer:
         require_here(observer.manifest, listening.getsockname()[0])
-        async with watched(observer, audience, by_people=True) as board:
-            await _show(board, listening, leaving, named, audience)
+        async with watched(observer, audience, by_people=True, summary=summary) as board:
+            asked = Prompts(Texts(observer, board, audience).write, board.note_sample) if asks else None
+            pages = partial(Pages, audience=audience, join=invitation(join), prompts=asked, orders=orders)
+            await _show(board, pages, listening, leaving, named)
+
+
+def invitation(addresses: Sequence[str]) -> dict[str, str]:
+    """The command by which others join, "line", and from where its address is reached, "reach": the farthest."""
+    address = min(addresses, key=lambda one: REACHES.index(reach_of(one)))
+    return {"line": shlex.join(["noloco", "join", address]), "reach": reach_of(address)}
 
 
 def require_here(manifest: Manifest, host: str) -> None:
@@ -88,7 +139,9 @@ async def replay(files: Sequence[Path], host: str, port: int) -> None:
     leaving = asyncio.Event()
     on_interrupt(lambda _: leaving.set())
     with _listening(host, port) as listening:
-        await _show(board_of(files), listening, leaving, host)
+        from bootstrap.dashboard.server import Pages
+
+        await _show(board_of(files), partial(Pages, is_replay=True), listening, leaving, host)
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -99,17 +152,16 @@ def _listening(host: str, port: int) -> socket.socket:
 
 async def _show(
     board: Board,
+    pages: Callable[[Board], Pages],
     listening: socket.socket,
     leaving: asyncio.Event,
     named: str,
-    audience: Audience | None = None,
 ) -> None:
-    """Serve the board until told to stop. A run that is over has no `audience`: it asks nobody."""
-    from bootstrap.dashboard.server import Pages, serve
+    """Serve the board on its `pages` until told to stop."""
+    from bootstrap.dashboard.server import serve
 
     host = listening.getsockname()[0]
     print(f"Dashboard of run '{board.run['name']}': {address_of(listening)}", flush=True)
     if not is_for_this_machine_alone(host):
         print(OPEN_TO_ALL, flush=True)
-    pages = Pages(board, audience or Audience(), is_replay=audience is None)
-    await serve(pages, listening, leaving, named)
+    await serve(pages(board), listening, leaving, named)

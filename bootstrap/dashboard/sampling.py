@@ -16,7 +16,8 @@ from bootstrap.generation.swarm_answer import SwarmAnswer
 from bootstrap.generation.writing import first_tokens
 from bootstrap.inspect.contributors import contributions
 from bootstrap.inspect.observer import Observer, Sighting
-from protocol.errors import NolocoError, legible
+from node.watch.words import LONGEST_NAME, word
+from protocol.errors import JoinError, NolocoError, legible
 from protocol.ground import PeerId
 from protocol.receipts import Contribution
 
@@ -33,7 +34,6 @@ MOST_CHARACTERS = 600
 MOST_GIVERS = 100
 # members that are asked for receipts: each has 256 at most, and to check one takes 0.3 ms of the processor
 MOST_ASKED = 64
-NAME_CHARACTERS = 64
 
 
 class Texts:
@@ -57,18 +57,29 @@ class Texts:
             if route := self._route():
                 try:
                     async with asyncio.timeout(ANSWER_SECONDS):
-                        self._board.note_sample(await self._sample(route))
+                        self._board.note_sample(await self._sample(route, PROMPT))
                 except (NolocoError, TimeoutError) as failure:
                     logger.debug("No text was written: %s", failure)
             await asyncio.sleep(SECONDS if route else LOOK_SECONDS)
 
-    async def _sample(self, route: Sequence[PeerId]) -> Sample:
-        """Let a route write a text. Raises `NolocoError` when it fails, or nobody gives the run's tokenizer."""
+    async def write(self, prompt: str) -> Sample:
+        """Let a random route go on with a prompt.
+
+        Raises `NolocoError` when it fails, a stage has nobody that answers, or nobody gives the run's tokenizer.
+        """
+        if not (route := self._route()):
+            raise JoinError(
+                "No text can be written at present: a stage has nobody that answers. Try again later."
+            )
+        return await self._sample(route, prompt)
+
+    async def _sample(self, route: Sequence[PeerId], said: str) -> Sample:
+        """Let a route go on with a text. Raises as `write`."""
         manifest = self._observer.manifest
         if self._tokenizer is None:
             self._tokenizer = tokenizer_of_run(manifest, await tokenizer_file(self._observer, ""))
         tokenizer = self._tokenizer
-        prompt = first_tokens(tokenizer, PROMPT, tokenizer.context)
+        prompt = first_tokens(tokenizer, said, tokenizer.context)
         # of the replicas that write: what others tell of themselves is no matter here
         step = round(median(row["step"] for row in self._board.rows() if row["id"] in route))
         choice = Decoding(
@@ -135,7 +146,7 @@ def givers_of(found: Sequence[Contribution]) -> list[Giver]:
     total = sum(one.tokens for one in found) or 1
     return [
         Giver(
-            harmless(one.name, NAME_CHARACTERS),
+            word(one.name, LONGEST_NAME),
             one.peer,
             one.tokens,
             one.tokens / total,

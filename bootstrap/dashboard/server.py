@@ -1,4 +1,7 @@
-"""The web server of the dashboard: one page and what it shows, for anybody who reaches it. Nothing can be changed.
+"""The web server of the dashboard: one page and what it shows, for anybody who reaches it.
+
+Beside a node of this machine the page may ask for texts and give that node orders, see `asking`; else nothing can be
+changed by it.
 
 Everything that members wrote leaves here as JSON, which the page puts into text, never into markup.
 """
@@ -11,7 +14,7 @@ import math
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import resources
 
@@ -25,6 +28,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from bootstrap.dashboard.asking import NodeOrders, Prompts, asked_by_own_page
 from bootstrap.dashboard.board import Board
 from bootstrap.dashboard.collector import Audience
 from bootstrap.dashboard.connections import MOST_CONNECTIONS, PatientConnection
@@ -66,12 +70,23 @@ class Pages:
         audience: Audience | None = None,
         is_replay: bool = False,
         now: Callable[[], float] = time.time,
+        join: Mapping[str, str] | None = None,
+        prompts: Prompts | None = None,
+        orders: NodeOrders | None = None,
     ) -> None:
-        """`now` is the wall clock that the board goes by; who watches is told to the `audience`."""
+        """`now` is the wall clock that the board goes by; who watches is told to the `audience`.
+
+        `join` is the `invitation` to the run, where it can be joined; `prompts` and `orders` are those that the page
+        may ask for, if any.
+        """
         self._board = board
         self._audience = audience or Audience()
         self._told: tuple[int, int, str] | None = None  # from which version, to which, and the change as JSON
         self._now = now
+        self._join = join
+        self._prompts = prompts
+        self._orders = orders
+        self._secret = secrets.token_urlsafe(32)
         self._is_replay = is_replay
         self._life = secrets.token_hex(4)  # versions of another process are no versions of this one
         self._readers = 0
@@ -88,12 +103,18 @@ class Pages:
             "/healthz": self.health,
         }
         routes = [Route(path, answer) for path, answer in answers.items()]
+        if self._prompts is not None:
+            routes.append(Route("/write", self.write, methods=["POST"]))
+        if self._orders is not None:
+            routes.append(Route("/order", self.order, methods=["POST"]))
         return Starlette(
             routes=[*files, *routes], middleware=[Middleware(_Headers), Middleware(GZipMiddleware)]
         )
 
     def _file(self, name: str, kind: str) -> Callable[[Request], object]:
         contents = resources.files("bootstrap.dashboard").joinpath("page", name).read_bytes()
+        if name == "index.html":
+            contents = contents.replace(b"SECRET", self._secret.encode())
 
         async def answer(request: Request) -> Response:
             return Response(contents, media_type=kind)
@@ -103,7 +124,8 @@ class Pages:
     async def state(self, request: Request) -> Response:
         """Answer with everything, to begin with."""
         change = self._board.change_since(0)
-        run = {**self._board.run, "replay": self._is_replay}
+        may = {"asks": self._prompts is not None, "orders": self._orders is not None}
+        run = {**self._board.run, "replay": self._is_replay, "join": self._join, **may}
         return _json({"run": run, "cursor": self.cursor(change["version"]), **change})
 
     def cursor(self, version: int) -> str:
@@ -160,6 +182,19 @@ class Pages:
         if kept is None:
             return PlainTextResponse("Nothing is kept yet.", 404)
         return Response(kept, media_type="application/json")
+
+    async def write(self, request: Request) -> Response:
+        """Have a text written that goes on with the body, see `Prompts`."""
+        assert self._prompts is not None
+        await self._prompts.answer(await asked_by_own_page(request, self._secret))
+        return PlainTextResponse("The text is in the list below.")
+
+    async def order(self, request: Request) -> Response:
+        """Give the node beside the page the order in the body, see `NodeOrders`."""
+        assert self._orders is not None
+        order = await asked_by_own_page(request, self._secret)
+        client, server = request.scope["client"], request.scope["server"]
+        return PlainTextResponse(await self._orders.give(order, tuple(client), tuple(server)))
 
     async def links(self, request: Request) -> Response:
         return _json(matrix_of(self._board.sightings()))
@@ -220,6 +255,7 @@ async def serve(pages: Pages, listening: socket.socket, leaving: asyncio.Event, 
         lifespan="off",
         log_config=None,
         access_log=False,
+        proxy_headers=False,  # anybody could claim another's end of a connection, by which orders are allowed
         server_header=False,
         limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=CLOSING_SECONDS,

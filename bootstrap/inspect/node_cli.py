@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from bootstrap.inspect.node_limits import as_order, kept_by, name_in, told
+from bootstrap.inspect.node_orders import ordered, silent
 from node.command import App, fail
 from node.watch.health import STATUS, Report, Unwell, directories, is_of_several, look
 from protocol.errors import UserError
@@ -155,22 +156,10 @@ def _ordered(
 
     Ends the command with a sentence when one does not answer, or does not do it.
     """
-    asked = _asked(state_dir, device)
     try:
-        answers = [(directory, look(directory, order=order, said=said)) for directory in asked]
-    except Unwell as silence:
-        fail(_silent(silence))
-    for directory, report in answers:
-        if "refused" in report:
-            fail(
-                UserError(
-                    f"The node does not do that: {report['refused']}. Start it again with this version."
-                )
-            )
-        if "cannot" in report:
-            others = " The other nodes have done it." if len(answers) > 1 else ""
-            fail(UserError(f"The node of {directory} stays as it is: {report['cannot']}{others}"))
-    return answers
+        return ordered(_asked(state_dir, device), order, said)
+    except UserError as error:
+        fail(error)
 
 
 def _asked(state_dir: Path, device: str) -> list[Path]:
@@ -181,16 +170,12 @@ def _asked(state_dir: Path, device: str) -> list[Path]:
     try:
         on = {directory: str(look(directory).get("device")) for directory in found}
     except Unwell as silence:
-        fail(_silent(silence))
+        fail(silent(silence))
     wanted = "cuda:0" if device == "cuda" else device
     asked = [directory for directory in found if on[directory] == wanted]
     if not asked:
         fail(UserError(f"No node of {state_dir} runs on {device}; there are {', '.join(on.values())}."))
     return asked
-
-
-def _silent(silence: Unwell) -> UserError:
-    return UserError(f"There is nothing to talk to: {silence}. Name the state directory with --state-dir.")
 
 
 def _paused(directory: Path) -> str:

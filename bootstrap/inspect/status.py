@@ -58,15 +58,14 @@ class HowFar:
         return f"step {self.step:,} of {self.total_steps:,}{left}"
 
 
-def progress_of(seen: Seen, manifest: Manifest) -> HowFar:
-    inner = manifest.inner
-    tokens = inner.microbatches * manifest.tokens_per_microbatch
+def progress_of(seen: Seen, total_steps: int, tokens_per_step: int) -> HowFar:
+    """The progress of a run; `tokens_per_step` are those of one replica, and 0 steps are an unknown number."""
     replicas = seen.stats(0)
     step = int(median(stats.step for stats in replicas)) if replicas else 0
     rates = [stats.tokens_per_second for stats in seen.serving(0) if stats.tokens_per_second]
-    is_going = rates and not seen.empty and not seen.is_over
-    left = max(0, inner.total_steps - step) * tokens / fmean(rates) if is_going else None
-    return HowFar(step, inner.total_steps, left)
+    is_going = total_steps and rates and not seen.empty and not seen.is_over
+    left = max(0, total_steps - step) * tokens_per_step / median(rates) if is_going else None
+    return HowFar(step, total_steps, left)
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,8 @@ class RunStatus:
 
     @property
     def progress(self) -> HowFar:
-        return progress_of(self.seen, self.manifest)
+        inner, tokens = self.manifest.inner, self.manifest.tokens_per_microbatch
+        return progress_of(self.seen, inner.total_steps, inner.microbatches * tokens)
 
     def picture(self) -> Picture:
         uptime = max((stats.uptime for stats in self.seen.stats()), default=0.0)

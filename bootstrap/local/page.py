@@ -67,13 +67,21 @@ class LocalPage:
     Mutable state: the supervisor that starts the page again when it ends, and its processes so far.
     """
 
-    def __init__(self, listening: socket.socket | None, log: Path, tell: Tell, named: str = "") -> None:
+    def __init__(
+        self,
+        listening: socket.socket | None,
+        log: Path,
+        tell: Tell,
+        named: str = "",
+        summary: Path | None = None,
+    ) -> None:
         """Prepare the page; without a socket there is none. Its output goes to `log`: the terminal has the table.
 
-        `named` is its HOST:PORT as `--dashboard` has it.
+        `named` is its HOST:PORT as `--dashboard` has it; in `summary` the swarm writes the losses that it measures.
         """
         self._listening = listening
         self._named = named
+        self._summary = summary
         self._log = log
         self._supervisor = Supervisor(tell)
         self._lives: list[BaseProcess] = []
@@ -91,7 +99,8 @@ class LocalPage:
         while not join:
             await asyncio.sleep(POLL_SECONDS)
             join = addresses()
-        life = _context.Process(target=_be_page, args=(listening, join, self._named, self._log), daemon=True)
+        told = listening, join, self._named, self._log, self._summary
+        life = _context.Process(target=_be_page, args=told, daemon=True)
         self._lives.append(life)
         await asyncio.to_thread(life.start)
         await _end_of(life)
@@ -119,7 +128,9 @@ async def _end_of(process: BaseProcess) -> None:
         loop.remove_reader(process.sentinel)
 
 
-def _be_page(listening: socket.socket, join: Sequence[str], named: str, log: Path) -> None:
+def _be_page(
+    listening: socket.socket, join: Sequence[str], named: str, log: Path, summary: Path | None
+) -> None:
     """Do in the forked process what `noloco dashboard` does, in its own session, so that no Ctrl-C reaches it."""
     die_with_parent()
     os.setsid()
@@ -130,4 +141,4 @@ def _be_page(listening: socket.socket, join: Sequence[str], named: str, log: Pat
     from bootstrap.dashboard.running import show_at
 
     with listening:
-        run_async(show_at(listening, join, named))
+        run_async(show_at(listening, join, named, summary=summary, asks=True))

@@ -29,6 +29,7 @@ class Summary:
     unit: str = "byte"  # what a token is
     complete: bool = False  # all steps are done
     total_steps: int = 0
+    began: float = 0.0  # wall clock; the seconds below count from here
     wall_seconds: float = 0.0
     tokens: int = 0
     validation_loss: list[tuple[int, float, float]] = field(default_factory=list)  # tokens, seconds, nats

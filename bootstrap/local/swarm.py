@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -75,6 +76,7 @@ class LocalSwarm:
             preset=plan.manifest.name,
             unit=token_name(plan.manifest),
             total_steps=plan.manifest.inner.total_steps,
+            began=round(time.time(), 3),
         )
         self.had_its_time = False  # it was complete, or stopped by time
         self.tokens = TokenCount()
@@ -121,7 +123,8 @@ class LocalSwarm:
         summary.run_id = founded.signed.run_id
         config = Libp2pConfig(host="127.0.0.1", relay=False, nat_port_map=False)
         seed = SeedPeer(Libp2pTransport(founded.seed_key, config), founded.signed, founded.tokenizer)
-        page = LocalPage(plan.listening, plan.directory / "dashboard.log", self._tell, plan.page_named)
+        log = plan.directory / "dashboard.log"
+        page = LocalPage(plan.listening, log, self._tell, plan.page_named, plan.summary)
         try:
             page.start(lambda: own_addresses(seed.transport))
             observer = Observer(seed.transport, seed.rpc, founded.signed)
@@ -136,10 +139,9 @@ class LocalSwarm:
                     await until_event(part(), self._stopping)
         finally:
             self._progress.doing("")
-            summary.wall_seconds = round(self._elapsed, 3)
             try:
                 if summary.validation_loss or not plan.summary.exists():
-                    summary.write(plan.summary)
+                    self._write_summary()
             finally:
                 await all_of(self.nodes.stop(), page.close())
                 await seed.close()
@@ -157,6 +159,7 @@ class LocalSwarm:
         self._say(f"A node of yours joins from another terminal: {self.plan.joining(address)}")
         self._progress.doing("importing torch and compiling kernels, once for all nodes")
         await all_of(self._start_nodes(address), self._measuring.start(self._console))
+        self._show_measured()
 
     async def _start_nodes(self, address: str) -> None:
         plan = self.plan
@@ -281,7 +284,18 @@ class LocalSwarm:
             if not self._console.is_terminal:  # there the table goes on
                 self._progress.doing("measuring the loss on held-out text", self._measuring.progress)
             await self._measuring.on_the_way(observer, self.tokens.total)
+            self._show_measured()
             self._progress.doing("")
+
+    def _show_measured(self) -> None:
+        """Write the summary so far, for the page; where that fails, the page has the next one."""
+        with suppress(StateError):
+            self._write_summary()
+
+    def _write_summary(self) -> None:
+        """Write the summary. Raises `StateError`."""
+        self.summary.wall_seconds = round(self._elapsed, 3)
+        self.summary.write(self.plan.summary)
 
     # --- the end ------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import typer
 
 from bootstrap.display import require_places, say
 from bootstrap.export.folder import require_free
+from bootstrap.local import SUMMARY
 from bootstrap.local.page import open_page, require_place
 from bootstrap.model_options import (
     DataOption,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 STEPS = 1000
 CHAOS_STEPS = 20_000  # more than ten minutes are enough for: the runs end by the clock
-SUMMARY = "summary.json"
 SET_IN = " " * 17  # below the labels of the summary
 PRELOADED = "bootstrap.local.preloaded"
 DISTURBED = "bootstrap.local.faults"  # imported first of all: see there

@@ -10,7 +10,10 @@ from protocol.errors import UserError
 from protocol.transport.ports import refused
 
 HERE = "127.0.0.1"
-OPEN_TO_ALL = "Anybody who reaches this machine at that port can read it; nobody can change anything by it."
+OPEN_TO_ALL = (
+    "Anybody who reaches this machine at that port can read it and, beside a node, ask the run for texts; nobody can "
+    "change anything by it."
+)
 
 
 def parse_listen(text: str) -> tuple[str, int]:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bootstrap.dashboard.board import Sample
-from bootstrap.dashboard.running import watched
+from bootstrap.dashboard.asking import Prompts
+from bootstrap.dashboard.board import Measured, Sample
+from bootstrap.dashboard.running import invitation, watched
 from bootstrap.dashboard.sampling import givers_of
 from bootstrap.dashboard.server import Pages, serve
 from node.machine.listening import address_of, listen_at
@@ -39,6 +40,9 @@ async def main(members: int, stages: int, port: int = 0) -> None:
     )
     swarm = MadeUpSwarm(manifest, loop.time, AGE)
     await swarm.start(members)
+    for member in (swarm.members[0], swarm.members[stages]):  # two of one stage
+        member.name = NAME
+        await member.announce()
 
     def kill() -> None:
         if sys.stdin.readline():
@@ -51,9 +55,17 @@ async def main(members: int, stages: int, port: int = 0) -> None:
         await until(lambda: board.now.members >= members, seconds=300)
         board.note_sample(Sample(board.now.time, 3_000, 60, board.now.loss, TEXT))
         board.note_givers(givers_of([Contribution(swarm.members[0].peer, NAME, 1_200_000, 60, 3)]))
+        began, join = board.now.time - AGE, invitation([f"/dns4/seed.example/tcp/1/p2p/{swarm.seed.peer_id}"])
+        losses = [(began + at, int(900 * at), 5.6 - 3.2 * at / AGE) for at in (0.0, AGE / 2, AGE)]
+        board.note_measured(Measured(held_out=True, points=losses, bigram=2.45))
         with listen_at("127.0.0.1", port, "--listen") as listening:
             print(address_of(listening), flush=True)
-            await serve(Pages(board), listening, asyncio.Event())
+
+            async def write(prompt: str) -> Sample:
+                return Sample(board.now.time, 3_001, 60, board.now.loss, f"{prompt} <u>so</u>")
+
+            prompts = Prompts(write, board.note_sample)
+            await serve(Pages(board, join=join, prompts=prompts), listening, asyncio.Event())
 
 
 if __name__ == "__main__":

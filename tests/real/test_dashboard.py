@@ -25,8 +25,10 @@ from tests.swarm.micro import micro_manifest, until
 
 
 @asynccontextmanager
-async def dashboard(members: int = 4) -> AsyncIterator[tuple[MadeUpSwarm, str, asyncio.Event]]:
-    """(members, address of their dashboard, the event that ends it)."""
+async def dashboard(
+    members: int = 4, **settings: Any
+) -> AsyncIterator[tuple[MadeUpSwarm, str, asyncio.Event]]:
+    """(members, address of their dashboard, the event that ends it); the settings are those of `Pages`."""
     swarm = MadeUpSwarm(
         micro_manifest(limits__record_lifetime=300.0), asyncio.get_running_loop().time, age=100.0
     )
@@ -36,7 +38,8 @@ async def dashboard(members: int = 4) -> AsyncIterator[tuple[MadeUpSwarm, str, a
     async with watched(observer) as board:
         await until(lambda: board.now.members == members)
         with listen_at("127.0.0.1", 0, "--listen") as listening:
-            serving = asyncio.create_task(serve(Pages(board, now=observer.transport.now), listening, leaving))
+            pages = Pages(board, now=observer.transport.now, **settings)
+            serving = asyncio.create_task(serve(pages, listening, leaving))
             yield swarm, address_of(listening), leaving
             leaving.set()
             await asyncio.wait_for(serving, 5.0)
@@ -214,7 +217,7 @@ def test_a_nodes_own_dashboard_is_of_the_whole_run_and_ends_with_the_node(tmp_pa
             found: dict[str, list[list[str]]] = json.load(answer)
             return found
 
-    assert wait_until(lambda: any("stage 1: nobody" in text for _, text in state()["remarks"]), 60.0)
+    assert wait_until(lambda: any("stage 1: nobody" in text for _, text, _ in state()["remarks"]), 60.0)
     curves = tmp_path / "curves.jsonl"
     tool = [
         sys.executable,

@@ -188,8 +188,62 @@ def test_texts_and_names_are_shown_as_text_and_never_as_markup(chromium: Browser
     seen = chromium.open(nine, **DESKTOP)
     waits(lambda: "<i>values</i>" in text_of(seen, "#samples"), 10.0)
     assert "step 3,000, round 60, loss " in text_of(seen, "#samples")
-    assert "<b>ada</b>" in text_of(seen, "#givers")
-    assert seen.page.locator("#samples i, #givers b").count() == 0
+    assert "<b>ada<" in text_of(seen, "#given")
+    assert seen.page.locator("#samples i, #given b").count() == 0
+    assert_well_behaved(seen)
+
+
+def test_a_reader_types_a_prompt_and_sees_the_text_and_the_next_one_has_to_wait(chromium: Browser) -> None:
+    with made_up(6, 2) as (_, address):
+        seen = chromium.open(address, **PHONE)
+        page: Any = seen.page
+        page.fill("#prompt", "Once & <b>again</b>")
+        page.press("#prompt", "Enter")
+        waits(lambda: "Once & <b>again</b> <u>so</u>" in text_of(seen, "#samples"), 10.0)
+        assert seen.page.locator("#samples b, #samples u").count() == 0
+        page.click("#ask button")
+        waits(lambda: "try again in" in text_of(seen, "#ask-note"), 10.0)
+        assert not page.locator("#orders").is_visible()
+        assert seen.hosts == {HERE}
+
+
+def test_two_of_one_name_are_told_apart_and_keys_are_behind_the_names(chromium: Browser, nine: str) -> None:
+    seen = chromium.open(nine, **DESKTOP)
+    waits(lambda: seen.page.locator("#members tbody tr").count() == 9, 20.0)
+    for place in ("#members tbody th", "#links tbody th"):
+        waits(lambda place=place: seen.page.locator(place).count() == 9, 20.0)
+        shown = [seen.page.locator(place).nth(i).inner_text() for i in range(9)]
+        assert len(set(shown)) == 9
+        assert sum(name.startswith("<b>ada<…") for name in shown) == 2
+        assert "s1r0" in shown
+    title = str(seen.page.locator("#members tbody button").first.get_attribute("title"))
+    assert title.startswith("12D3Koo")
+    assert "12D3Koo" not in text_of(seen, "#main").replace(text_of(seen, "#join"), "")
+    seen.page.fill("#find", "S1R2")
+    waits(lambda: seen.page.locator("#members tbody tr").count() == 1, 5.0)
+
+
+def test_a_first_look_finds_what_it_is_how_to_join_and_how_long_it_takes(
+    chromium: Browser, nine: str
+) -> None:
+    seen = chromium.open(nine, **DESKTOP)
+    waits(lambda: seen.page.locator("#members tbody tr").count() == 9, 20.0)
+    page: Any = seen.page
+    cards = page.locator(".card:visible")
+    assert cards.count() == 11
+    for number in range(cards.count()):
+        sentence = cards.nth(number).locator("p.quiet:not([role=status])").first.inner_text()
+        assert sentence.endswith("."), cards.nth(number).inner_text()
+    assert text_of(seen, "#join").startswith("noloco join /dns4/seed.example/tcp/1/p2p/12D3Koo")
+    assert "from everywhere" in text_of(seen, "#join-note")
+    page.click("#copy")
+    waits(lambda: text_of(seen, "#copy") != "Copy", 5.0)
+    tiles = text_of(seen, "#tiles")
+    assert "Time left" in tiles
+    assert "Held-out loss\n2.400" in tiles
+    waits(lambda: "bigram of that text, 2.450" in text_of(seen, "#charts"), 5.0)
+    assert re.search(r"seen since \d\d:\d\d", text_of(seen, "#remarks"))
+    assert "1.2 M, 100 %" in text_of(seen, "#given").replace("1.20 M", "1.2 M")
     assert_well_behaved(seen)
 
 

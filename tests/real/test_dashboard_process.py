@@ -39,12 +39,12 @@ async def test_it_waits_for_the_peer_and_ends_with_it(
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(stand_in(tmp_path, "exec sleep 60")))
     addresses: list[str] = []
-    async with dashboard_beside("127.0.0.1:0", lambda: addresses):
+    async with dashboard_beside("127.0.0.1:0", lambda: addresses, node=tmp_path):
         await asyncio.sleep(0.3)
         assert not (tmp_path / "lives").exists()
         addresses.append(ADDRESS)
         (line,) = await lives(tmp_path, 1)
-        assert line.endswith(f"dashboard --listen=127.0.0.1:0 --join={ADDRESS}")
+        assert line.endswith(f"dashboard --listen=127.0.0.1:0 --beside={tmp_path} --join={ADDRESS}")
         process = int(line.split()[0])
         os.kill(process, 0)
     ends = time.monotonic() + 10

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import stat
 import time
+import urllib.request
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 
 from node.watch.health import SOCKET_FILE, health_served
 from protocol.errors import UserError
-from tests.real.daemons import NodeDaemon, SeedDaemon, run_tool
+from tests.real.daemons import NodeDaemon, SeedDaemon, run_tool, wait_until
 from tests.real.test_bandwidth import PRESET
 
 
@@ -23,6 +25,39 @@ def order(node: NodeDaemon, name: str) -> str:
     done = run_tool("node", name, "--state-dir", str(node.state))
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.mark.timeout(300)
+def test_the_page_beside_a_node_has_texts_written_pauses_the_node_and_ends_it(tmp_path: Path) -> None:
+    seed = SeedDaemon(tmp_path / "run", "--preset", "tiny")
+    join = ("--join", seed.join_address())
+    NodeDaemon(tmp_path / "first", *join, "--stage", "0")
+    node = NodeDaemon(tmp_path / "node", *join, "--stage", "1", "--dashboard", "127.0.0.1:0")
+    address = node.wait_for(r"Dashboard of run 'tiny': (http://127\.0\.0\.1:\d+)/", 180.0)[1]
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        secret = re.search(r'name="noloco-secret" content="([\w-]+)"', answer.read().decode())
+    assert secret is not None
+
+    def post(path: str, body: str) -> str:
+        headers = {"Origin": address, "X-Noloco-Secret": secret[1]}
+        request = urllib.request.Request(f"{address}/{path}", body.encode(), headers)
+        with urllib.request.urlopen(request, timeout=90) as answer:
+            return str(answer.read().decode())
+
+    def state() -> dict[str, Any]:
+        with urllib.request.urlopen(f"{address}/state", timeout=30) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+
+    assert wait_until(lambda: {row["stage"] for row in state()["rows"] if row["uptime"]} == {0, 1}, 120.0)
+    node.wait_for_step(3)
+    assert "list below" in post("write", "Once upon a time")
+    assert any(sample[-1].startswith("Once upon a time") for sample in state()["samples"])
+    assert "It pauses" in post("order", "pause")
+    node.wait_for_event("paused")
+    assert "takes its stage up again" in post("order", "resume")
+    assert "It leaves" in post("order", "finish")
+    assert node.process.wait(60) == 0, node.output
 
 
 @pytest.mark.timeout(300)

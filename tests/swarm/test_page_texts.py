@@ -19,15 +19,17 @@ from bootstrap.dashboard.sampling import (
     MOST_ASKED,
     MOST_CHARACTERS,
     MOST_GIVERS,
-    NAME_CHARACTERS,
     PROMPT,
     SECONDS,
+    Texts,
     givers_of,
     harmless,
 )
+from bootstrap.inspect.observer import Observer
+from node.watch.words import LONGEST_NAME
 from protocol.announcement import State
 from protocol.codec import encode
-from protocol.errors import Refused
+from protocol.errors import JoinError, Refused
 from protocol.messages.peers import GetReceipts, ReceiptList
 from protocol.messages.training import Predict, Predicted
 from protocol.receipts import Contribution, signed_receipt
@@ -69,6 +71,7 @@ class Writers:
     """Made-up members and their board. Mutable: how often a text was begun, and how often receipts were asked for."""
 
     swarm: MadeUpSwarm
+    observer: Observer
     board: Board
     begun: int = 0
     receipts: int = 0
@@ -112,8 +115,9 @@ async def writers(
         await member.start()
         member.rpc.handle(Predict.answered_by(predict), GetReceipts.answered_by(signing(member)))
         swarm.members.append(member)
-    async with watched(await swarm.observer(), audience, by_people=True) as board:
-        found = Writers(swarm, board)
+    observer = await swarm.observer()
+    async with watched(observer, audience, by_people=True) as board:
+        found = Writers(swarm, observer, board)
         yield found
 
 
@@ -154,6 +158,19 @@ def test_whoever_leaves_and_comes_back_gets_texts_again_and_nobody_is_asked_mean
     run_swarm(main())
 
 
+def test_words_of_a_reader_are_gone_on_with_and_where_nobody_can_a_sentence_says_so() -> None:
+    async def main() -> None:
+        async with writers(WORDS, Audience()) as found:
+            texts = Texts(found.observer, found.board, Audience())
+            with pytest.raises(JoinError, match="a stage has nobody that answers"):
+                await texts.write("Abc ")
+            await until(lambda: found.board.now.members == 4)
+            assert (await texts.write("Abc ")).text == "Abc words"
+            assert not samples_of(found.board)
+
+    run_swarm(main())
+
+
 def test_of_a_run_that_is_complete_texts_are_shown_too() -> None:
     async def main() -> None:
         async with writers(WORDS, state="finished") as found:
@@ -178,7 +195,7 @@ def test_a_hostile_text_and_a_hostile_name_come_out_bounded_and_as_text() -> Non
             for giver in givers:
                 assert giver.name.startswith("<b>")
                 assert giver.name.isprintable()
-                assert len(giver.name) <= NAME_CHARACTERS
+                assert len(giver.name) <= LONGEST_NAME
             json.dumps(found.board.change_since(0), allow_nan=False)
 
     run_swarm(main())
@@ -274,7 +291,7 @@ def test_what_strangers_call_themselves_and_write_is_bounded_and_no_escape_seque
     found = [Contribution(f"peer {i}", hostile, 10, 1, 1) for i in range(MOST_GIVERS + 50)]  # type: ignore[arg-type]
     givers = givers_of(found)
     assert len(givers) == MOST_GIVERS
-    assert all(len(giver.name) <= NAME_CHARACTERS and giver.name.isprintable() for giver in givers)
+    assert all(len(giver.name) <= LONGEST_NAME and giver.name.isprintable() for giver in givers)
     assert len(harmless(hostile, MOST_CHARACTERS)) == MOST_CHARACTERS
     assert harmless(hostile, MOST_CHARACTERS).isprintable()
 
@@ -284,6 +301,7 @@ def test_a_reader_gets_texts_and_sums_once_and_the_board_keeps_few() -> None:
         {
             "name": "run",
             "id": "0",
+            "private": False,
             "stages": 1,
             "steps": 1,
             "tokens_per_step": 1,

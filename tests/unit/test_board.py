@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from bootstrap.dashboard.board import MOST_MEMBERS, MOST_PICTURES, MOST_POINTS, Board, BoardUpdate, facts_of
+from bootstrap.dashboard.board import (
+    MOST_MEMBERS,
+    MOST_PICTURES,
+    MOST_POINTS,
+    Board,
+    BoardUpdate,
+    Measured,
+    facts_of,
+)
 from bootstrap.dashboard.link_matrix import MOST_MEMBERS as MOST_IN_A_MATRIX
 from bootstrap.dashboard.link_matrix import matrix_of
 from bootstrap.dashboard.recalling import recalled
@@ -166,6 +174,53 @@ def test_the_verdict_tells_for_how_long_a_stage_has_been_empty() -> None:
     seen.see(sighting(PEERS[1], 1), 50.0)
     seen.conclude(50.0)
     assert not any(r.level == "alarm" for r in seen.remarks)
+
+
+def test_a_finding_has_the_time_at_which_it_was_first_seen_while_its_numbers_change() -> None:
+    seen = board()
+    seen.see(sighting(PEERS[0], 0), 10.0)
+    for now in (10.0, 42.0):
+        seen.conclude(now)
+    assert [r.since for r in seen.remarks if "stage 1: nobody for 32 s" in r.text] == [10.0]
+    seen.see(sighting(PEERS[1], 1), 50.0)
+    seen.conclude(50.0)
+    seen.keep_only([PEERS[0]], 60.0)
+    seen.conclude(60.0)
+    assert [r.since for r in seen.remarks if "stage 1: nobody" in r.text] == [60.0]
+
+
+def test_the_time_left_is_that_of_the_steps_that_are_left_and_of_a_run_that_stands_still_unknown() -> None:
+    seen = board()
+    tokens = TINY.inner.microbatches * TINY.tokens_per_microbatch
+    step = TINY.inner.total_steps - 600
+    for stage in range(TINY.stages):
+        seen.see(sighting(PEERS[stage], stage, step=step, tokens_per_second=2.0 * tokens), 10.0)
+    seen.conclude(10.0)
+    assert seen.change_since(0)["left"] == pytest.approx(300.0)
+    assert json.loads(seen.picture(10.0) or "null")["left"] == pytest.approx(300.0)
+    seen.keep_only(PEERS[:1], 20.0)
+    seen.conclude(20.0)
+    assert seen.change_since(0)["left"] is None
+
+
+def test_who_has_left_is_still_called_by_name() -> None:
+    seen, record = board(), Announcement(stage=0, state="serving", since=0.0, name="anna")
+    seen.see(Sighting(Member(PEERS[0], record, 1e12), None), 1.0)
+    seen.keep_only([], 2.0)
+    assert [(h.kind, h.name) for h in seen.change_since(0)["happenings"]] == [
+        ("joined", "anna"),
+        ("left", "anna"),
+    ]
+
+
+def test_losses_that_were_measured_apart_go_out_once() -> None:
+    seen = board()
+    measured = Measured(held_out=True, points=[(1.0, 0, 5.5)], bigram=2.45)
+    seen.note_measured(measured)
+    version = seen.change_since(0)["version"]
+    assert seen.change_since(0)["measured"] == measured
+    seen.note_measured(dict(measured))  # type: ignore[arg-type]
+    assert seen.change_since(version)["measured"] is None
 
 
 def test_curves_from_before_come_first() -> None:

@@ -104,7 +104,7 @@ def test_the_four_places_say_the_same(kind: str, caplog: pytest.LogCaptureFixtur
     console = Console(file=io.StringIO(), width=150, record=True)
     console.print(shown(RunStatus("0123", MANIFEST, Seen(MANIFEST.stages, sightings, version="0.1.0")), 150))
     assert f"{sentence}." in console.export_text()
-    assert sentence in [text for _, text in board.change_since(0)["remarks"]]
+    assert sentence in [text for _, text, _ in board.change_since(0)["remarks"]]
     samples = [
         sample.labels
         for family in text_string_to_metric_families(exposition(board)[0].decode())

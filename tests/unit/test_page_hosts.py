@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bootstrap.dashboard.hosts import AllowedHosts, host_in
-from bootstrap.dashboard.running import require_here
+from bootstrap.dashboard.running import invitation, require_here
 from protocol.errors import UserError
 from tests.swarm.micro import micro_manifest
 
@@ -54,6 +54,14 @@ def test_the_name_that_a_person_gave_is_answered(listening: str) -> None:
 def test_hosts_are_read_without_brackets_and_ports() -> None:
     read = {"a.b:1": "a.b", "[::1]:2": "::1", "A.": "a", "a b": "", "a:b": "", "a:1:2": ""}
     assert {text: host_in(text) for text in read} == read
+
+
+def test_others_are_invited_to_the_address_that_is_reached_from_farthest() -> None:
+    here, near, far = (f"/ip4/{host}/tcp/1/p2p/me" for host in ("127.0.0.1", "192.168.1.7", "8.8.8.8"))
+    assert invitation([here, near, "/dns4/seed.example/tcp/1/p2p/me"])["reach"] == "everywhere"
+    assert invitation([here, near]) == {"line": f"noloco join {near}", "reach": "this network"}
+    assert invitation([here, near, far])["line"] == f"noloco join {far}"
+    assert invitation([here])["reach"] == "this machine"
 
 
 def test_a_private_run_is_shown_on_this_machine_alone() -> None:

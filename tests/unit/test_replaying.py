@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bootstrap.dashboard.measured import measured_in
 from bootstrap.dashboard.replaying import SILENT_SECONDS, board_of
+from bootstrap.local.summary import Summary
 from node.watch.events import JsonLines
 from protocol.errors import StateError
 from protocol.identity import Identity
@@ -72,6 +74,27 @@ def test_the_board_is_that_of_the_end_with_the_curves_of_the_run(tmp_path: Path)
     assert points[50].loss == pytest.approx(4.0, abs=0.1)
     past = json.loads(board.picture(START + 31) or "null")
     assert past["rows"][0]["step"] == pytest.approx(30, abs=4)
+
+
+def test_a_local_swarms_nodes_have_their_names_and_its_losses_are_shown_of_its_own_run_alone(
+    tmp_path: Path,
+) -> None:
+    file = write(tmp_path / "s0r0", life(0, 0, 100))
+    signed = SignedManifest.sign(TINY, Identity.from_seed("owner"))
+    summary = Summary(run_id=signed.run_id, began=START, validation_loss=[(0, 0.0, 5.5), (900, 60.0, 3.25)])
+    summary.bigram_entropy = 2.45
+    summary.write(tmp_path / "summary.json")
+    board = board_of([tmp_path])  # without the manifest nobody knows whether they are of one run
+    assert board.change_since(0)["measured"] is None
+    assert board.change_since(0)["left"] is None
+    assert [row["name"] for row in board.rows()] == ["s0r0"]
+    file.with_name("manifest.noloco").write_bytes(signed.to_bytes())
+    assert board_of([tmp_path]).change_since(0)["measured"] == {
+        "held_out": True,
+        "points": [(START, 0, 5.5), (START + 60, 900, 3.25)],
+        "bigram": 2.45,
+    }
+    assert measured_in(tmp_path / "summary.json", "another") is None
 
 
 def test_a_node_that_was_killed_falls_silent_where_its_file_ends(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.seen import Seen
-from bootstrap.inspect.status import RunStatus, as_json, progress_of, shown
+from bootstrap.inspect.status import RunStatus, as_json, shown
 from protocol.manifest import load_preset
 from tests.unit.test_verdict import FALLS, node, pairs, silent
 
@@ -74,7 +74,7 @@ def test_where_a_stage_has_nobody_training_stands_still_and_no_tokens_flow() -> 
     assert sum("stands still" in line for line in lines[3:]) == 2  # both stages
     assert "0/s" in lines[-1]
     assert as_json(status(sightings))["tokens_per_second"] == 0.0
-    assert progress_of(Seen(2, sightings), MANIFEST).seconds_left is None
+    assert status(sightings).progress.seconds_left is None
 
 
 def test_nothing_folds_at_eighty_columns() -> None:
@@ -100,7 +100,6 @@ def test_as_json_has_the_verdict_and_every_node() -> None:
 
 @pytest.mark.parametrize("state", ["finished", "serving"])
 def test_a_complete_run_has_no_time_left(state: str) -> None:
-    seen = Seen(2, pairs(2, state=state, step=MANIFEST.inner.total_steps))
-    progress = progress_of(seen, MANIFEST)
+    progress = status(pairs(2, state=state, step=MANIFEST.inner.total_steps)).progress
     assert progress.step == MANIFEST.inner.total_steps
     assert progress.seconds_left == (None if state == "finished" else 0.0)

@@ -1,6 +1,6 @@
 // One chart: lines over time or tokens, a band, a crosshair for the pointer and for the arrow keys.
 
-import { amount, clock, drawn, duration, element, text } from "./live.js";
+import { amount, clock, drawn, duration, element, sync, text } from "./live.js";
 
 const HEIGHT = 210;
 const MARGIN = { left: 52, right: 14, top: 12, bottom: 26 };
@@ -40,10 +40,13 @@ function forgetting(values, keep) {
 }
 
 export class Chart {
-  // `lines`: [{ key, label, style }]; `band(point)`: [low, high] or null; `value(point, key)`; `format(value)`
+  // `lines`: [{ key, label, style }]; `band(point)`: [low, high] or null; `value(point, key)`; `format(value)`;
+  // `beside()`: { points: [{ time, tokens, value }], held_out, bigram } that were measured apart, or null
   constructor(parent, settings) {
-    Object.assign(this, { band: null, value: (point, key) => point[key], format: (v) => amount(v), log: false }, settings);
+    Object.assign(this, { band: null, beside: () => null, value: (point, key) => point[key], format: (v) => amount(v), log: false }, settings);
     this.points = [];
+    this.apart = [];
+    this.bigram = null;
     this.at = null;
     const heading = element("h3");
     this.latest = element("p", { class: "latest" });
@@ -51,11 +54,8 @@ export class Chart {
     this.svg = drawn("svg", { role: "slider", tabindex: "0", "aria-label": `${settings.title}, move with the arrow keys` });
     this.tip = element("p", { class: "tip", hidden: "" });
     this.legend = element("ul", { class: "legend" });
-    for (const line of this.lines) this.legend.append(element("li", { "data-key": line.style }, line.label));
-    if (this.band) this.legend.append(element("li", { "data-key": "band" }, this.bandLabel));
     const head = element("div", { class: "head" }, heading, this.latest);
-    const figure = element("figure", { class: "card" }, head, this.svg, this.tip);
-    if (this.lines.length > 1 || this.band) figure.append(this.legend);
+    const figure = element("figure", { class: "card" }, head, element("p", { class: "quiet" }, settings.about), this.svg, this.tip, this.legend);
     this.figure = figure;
     parent.append(figure);
     new ResizeObserver(() => this.draw()).observe(figure);
@@ -91,12 +91,26 @@ export class Chart {
     return best;
   }
 
-  show(points, across, moment) {
+  // Measurements from `since` on are drawn, points all.
+  show(points, across, moment, since) {
     this.points = points.filter((p) => this.lines.some((l) => this.known(this.value(p, l.key))));
     this.across = across;
     this.moment = moment;
+    const measured = this.beside();
+    this.apart = measured ? measured.points.filter((p) => p.time >= since) : [];
+    this.apartLabel = measured && measured.held_out ? "held-out text" : "text of the training, measured apart";
+    this.bigram = measured ? measured.bigram : null;
+    this.explain();
     if (this.at !== null) this.at = Math.min(this.at, this.points.length - 1);
     this.draw();
+  }
+
+  explain() {
+    const entries = [...this.lines.map((line) => [line.style, line.label])];
+    if (this.band) entries.push(["band", this.bandLabel]);
+    if (this.apart.length) entries.push(["second", this.apartLabel]);
+    if (this.bigram !== null) entries.push(["third", `bigram of that text, ${this.format(this.bigram)}: a model that sees one token`]);
+    sync(this.legend, entries.length > 1 ? entries : [], ([, label]) => label, ([key, label]) => element("li", { "data-kind": key }, label), () => {});
   }
 
   known(value) {
@@ -105,9 +119,9 @@ export class Chart {
 
   // The scales: this.x and this.y from values to pixels.
   scale() {
-    const xs = this.points.map((p) => p[this.across]);
-    const ys = this.points.flatMap((p) => [...this.lines.map((l) => this.value(p, l.key)), ...((this.band && this.band(p)) || [])])
-      .filter((v) => this.known(v));
+    const xs = [...this.points, ...this.apart].map((p) => p[this.across]);
+    const ys = [...this.points.flatMap((p) => [...this.lines.map((l) => this.value(p, l.key)), ...((this.band && this.band(p)) || [])]),
+      ...this.apart.map((p) => p.value), this.bigram].filter((v) => this.known(v));
     const bend = this.log ? Math.log10 : (v) => v;
     let [low, high] = [Math.min(...ys), Math.max(...ys)];
     if (this.fromZero) low = 0;
@@ -143,6 +157,10 @@ export class Chart {
       const smooth = line.smooth && smoothed(this.points.map(raw));
       this.svg.append(drawn("path", { class: `line ${line.style}`, d: this.path(smooth ? (_, i) => smooth[i] : raw) }));
     }
+    if (this.bigram !== null) this.svg.append(drawn("path", { class: "line third", d: `M${MARGIN.left} ${this.y(this.bigram)}H${this.width - MARGIN.right}` }));
+    const corners = this.apart.map((p) => `${this.x(p[this.across]).toFixed(1)} ${this.y(p.value).toFixed(1)}`);
+    if (corners.length) this.svg.append(drawn("path", { class: "line second", d: `M${corners.join("L")}` }));
+    for (const p of this.apart) this.svg.append(drawn("circle", { class: "dot second", cx: this.x(p[this.across]), cy: this.y(p.value), r: 3.5 }));
     this.cross = drawn("g", { class: "cross" });
     this.svg.append(this.cross);
     const last = this.points[this.points.length - 1];
@@ -215,6 +233,8 @@ export class Chart {
       const value = this.value(point, line.key);
       return `${line.label} ${this.known(value) ? this.format(value) : "–"}`;
     });
+    const apart = this.apart.filter((p) => p.time <= point.time).pop();
+    if (apart) parts.push(`${this.apartLabel} ${this.format(apart.value)}`);
     return `${clock(point.time)} · ${amount(point.tokens)} tokens · ${parts.join(" · ")}`;
   }
 

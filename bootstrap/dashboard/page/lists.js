@@ -1,12 +1,10 @@
 // The tables and lists of the page.
 
-import { amount, clock, duration, element, end, fixed, sync, text } from "./live.js";
+import { amount, called, clock, duration, element, fixed, state, sync, text } from "./live.js";
 
-const MOST_GIVERS = 20;
+const MOST_GIVERS = 100;
 const MOST_SHOWN = 100;
 const MOST_TOLD = 60;
-
-const cells = (row, values) => values.forEach((value, i) => text(row.cells[i], value));
 
 function table(target, caption, headings, left) {
   if (target.tHead) return target.tBodies[0];
@@ -24,21 +22,28 @@ function lineOf(count, left) {
   return line;
 }
 
-export function drawContributions(target, rows) {
-  const body = table(target, "Members by the tokens that they have trained on", ["member", "stage", "tokens", "share", "rounds shared"], [0, 3]);
-  const givers = [...rows].sort((a, b) => b.tokens - a.tokens).slice(0, MOST_GIVERS);
-  const most = Math.max(1, ...givers.map((row) => row.tokens));
-  sync(body, givers, (row) => row.id, () => {
-    const line = lineOf(5, [3]);
-    line.cells[3].append(element("meter", { min: 0, "aria-label": "tokens, of the most that one has" }));
+// One line for each that has trained or for which others signed; `givers` is null for a moment of which that is not known.
+export function drawContributions(target, note, rows, givers) {
+  const headings = ["member", "stage", "signed for", "share", "rounds", "signed by", "own claim"];
+  const body = table(target, "Members by what others have signed for", headings, [0, 3]);
+  const entries = new Map(rows.map((row) => [row.id, { id: row.id, row, signed: null }]));
+  for (const giver of givers || []) entries.set(giver.peer, { id: giver.peer, row: entries.get(giver.peer)?.row, signed: giver });
+  const worth = ({ signed, row }) => [signed ? signed.tokens : 0, row ? row.tokens : 0];
+  const order = (a, b) => worth(b)[0] - worth(a)[0] || worth(b)[1] - worth(a)[1];
+  text(note, givers === null ? "What others have signed is not kept for moments of the past: these are the members' own claims."
+    : givers.length ? "Tokens that others signed for having had from each member, in all its lives; beside them those that it says it has trained on."
+      : "Nobody has signed yet: receipts are there a minute after training has begun. Until then each member's own claim is all there is.");
+  sync(body, [...entries.values()].sort(order).slice(0, MOST_GIVERS), (entry) => entry.id, () => {
+    const line = lineOf(headings.length, [3]);
+    line.cells[3].append(element("meter", { min: 0, max: 1, "aria-label": "share of all that is signed for" }));
     return line;
-  }, (line, row) => {
-    cells(line, [end(row.id), String(row.stage), amount(row.tokens)]);
-    line.cells[0].title = row.id;
-    const meter = line.cells[3].firstChild;
-    meter.max = most;
-    meter.value = row.tokens;
-    text(line.cells[4], amount(row.pairs));
+  }, (line, { id, row, signed }) => {
+    line.cells[0].title = id;
+    line.cells[3].firstChild.value = signed ? signed.share : 0;
+    const claim = row && state.run.tokens_per_step ? amount(row.tokens) : "–";
+    const values = signed ? [`${amount(signed.tokens)}, ${Math.round(100 * signed.share)} %`, amount(signed.rounds), String(signed.signers)] : ["–", "–", "–"];
+    for (const [i, value] of [called(id), row ? String(row.stage) : "gone", values[0], null, values[1], values[2], claim].entries())
+      if (value !== null) text(line.cells[i], value);
   });
 }
 
@@ -53,35 +58,28 @@ const SENTENCES = {
 export function drawHappenings(target, happenings, moment) {
   const told = happenings.filter((h) => moment === null || h.time <= moment).slice(-MOST_TOLD).reverse();
   sync(target, told, (h) => `${h.time} ${h.kind} ${h.peer}`, (h) => {
-    const item = element("li", { "data-kind": h.kind in SENTENCES ? h.kind : "" });
-    const sentence = SENTENCES[h.kind] || ((who) => `${who}: ${h.kind}`);
-    item.append(element("time", {}, clock(h.time)), ` ${sentence(end(h.peer), h.stage)}`);
+    const item = element("li", { "data-kind": h.kind in SENTENCES ? h.kind : "", title: h.peer });
+    item.append(element("time", {}, clock(h.time)), " ", element("span"));
     return item;
-  }, () => {});
+  }, (item, h) => {
+    const sentence = SENTENCES[h.kind] || ((who) => `${who}: ${h.kind}`);
+    text(item.lastChild, sentence(called(h.peer), h.stage));
+  });
 }
 
 export function drawSamples(target, note, samples, moment) {
   const written = samples.filter((sample) => moment === null || sample.time <= moment).reverse();
-  text(note, written.length ? "What the weights wrote, a minute apart, the latest first; the first words are given." : "None yet: it takes a replica of each stage, and up to a minute.");
+  text(note, written.length ? "What the weights wrote, once a minute and when a reader asked, the latest first; the first words are given." : "None yet: it takes a replica of each stage, and up to a minute.");
   sync(target, written, (sample) => `${sample.time} ${sample.step}`, (sample) => {
     const of = `step ${amount(sample.step)}, round ${amount(sample.round)}${sample.loss === null ? "" : `, loss ${fixed(sample.loss, 3)}`}`;
     return element("li", {}, element("p", { class: "quiet" }, element("time", {}, clock(sample.time)), ` ${of}`), element("blockquote", {}, sample.words));
   }, () => {});
 }
 
-export function drawGivers(target, note, givers) {
-  text(note, givers.length ? "What members have signed for each other, in all lives of their nodes." : "Nobody has signed yet: receipts are there a minute after training has begun.");
-  const body = table(target, "Members by what others have signed for", ["name", "member", "tokens", "share", "rounds", "signed by"], [0, 1]);
-  sync(body, givers, (giver) => giver.peer, () => lineOf(6, [0, 1]), (line, giver) => {
-    line.cells[1].title = giver.peer;
-    cells(line, [giver.name || "–", end(giver.peer), amount(giver.tokens), `${Math.round(100 * giver.share)} %`, amount(giver.rounds), String(giver.signers)]);
-  });
-}
-
 function matches(row, wanted) {
   const stage = /^stage\s*(\d+)$/.exec(wanted);
   if (stage) return row.stage === Number(stage[1]);
-  return row.id.toLowerCase().includes(wanted) || (row.silent === null ? row.state : "silent").includes(wanted);
+  return `${called(row.id)} ${row.name} ${row.id}`.toLowerCase().includes(wanted) || (row.silent === null ? row.state : "silent").includes(wanted);
 }
 
 export function drawMembers(target, note, rows, wanted, chosen, choose, now) {
@@ -92,7 +90,7 @@ export function drawMembers(target, note, rows, wanted, chosen, choose, now) {
   text(note, found.length > MOST_SHOWN ? `the first ${MOST_SHOWN} of ${found.length}` : `${found.length} of ${rows.length}`);
   sync(body, found.slice(0, MOST_SHOWN), (row) => row.id, (row) => {
     const line = lineOf(headings.length, left);
-    const button = element("button", { type: "button" }, end(row.id));
+    const button = element("button", { type: "button", title: row.id });
     button.addEventListener("click", () => choose(row.id));
     line.cells[0].append(button);
     return line;
@@ -100,10 +98,11 @@ export function drawMembers(target, note, rows, wanted, chosen, choose, now) {
     const silent = row.silent !== null;
     line.className = silent ? "silent" : "";
     line.cells[0].firstChild.setAttribute("aria-pressed", row.id === chosen);
-    line.cells[0].firstChild.title = row.id;
+    text(line.cells[0].firstChild, called(row.id));
+    line.cells[9].title = row.partner;
     const values = [String(row.stage), silent ? `silent ${duration(Math.max(0, now - row.silent))}` : row.state, amount(row.step), amount(row.round),
       fixed(row.loss, 3), amount(row.rate), row.busy === null ? "–" : `${Math.round(100 * row.busy)} %`, String(row.queue),
-      row.partner ? end(row.partner) : row.round ? "alone" : "–", amount(row.resends)];
+      row.partner ? called(row.partner) : row.round ? "alone" : "–", amount(row.resends)];
     values.forEach((value, i) => text(line.cells[i + 1], value));
   });
 }
@@ -117,9 +116,9 @@ function heat(value, sorted, fewIsBad) {
 
 export function drawLinks(target, note, links, kind) {
   const values = links[kind];
-  const label = (name) => (links.by === "stage" ? `stage ${name.stage}` : end(name.id));
+  const label = (name) => (links.by === "stage" ? `stage ${name.stage}` : called(name.id));
   const known = values.flat().filter((v) => v !== null).sort((a, b) => a - b);
-  text(note, known.length ? `${links.by === "stage" ? "medians between stages, " : ""}from the row's to the column's; darker is slower`
+  text(note, known.length ? `How fast messages go ${links.by === "stage" ? "between stages, in medians, " : ""}from the row's to the column's, as members measured them; darker is slower.`
     : "Nobody has measured a link yet; it takes a minute or two.");
   target.replaceChildren(element("caption", { class: "unseen" }, kind === "ms" ? "Latency one way in milliseconds" : "Bandwidth in Mbit per second"));
   if (!known.length) return;
@@ -128,7 +127,7 @@ export function drawLinks(target, note, links, kind) {
   target.append(element("thead", {}, head));
   const body = element("tbody");
   links.names.forEach((name, i) => {
-    const line = element("tr", {}, element("th", { scope: "row", class: "left" }, label(name)));
+    const line = element("tr", {}, element("th", { scope: "row", class: "left", title: name.id || "" }, label(name)));
     values[i].forEach((value, j) => {
       const own = links.by !== "stage" && i === j;
       line.append(element("td", { class: own ? "own" : heat(value, known, kind === "mbit") }, own ? "" : value === null ? "·" : amount(value, 2)));

@@ -14,6 +14,8 @@ export const state = {
   happenings: [],
   samples: [],
   givers: [],
+  measured: null,
+  left: null,
   pictures: [0, 0, 0],
   cursor: "",
   past: null, // the picture that is shown instead of the present
@@ -29,27 +31,33 @@ export function apply(change) {
     state.happenings = [];
     state.samples = [];
     state.givers = [];
+    state.measured = null;
   }
   for (const id of change.gone) state.rows.delete(id);
   for (const row of change.rows) state.rows.set(row.id, row);
   state.points.push(...change.points.map(named));
   state.points.sort((a, b) => a.time - b.time);
   while (state.points.length > MOST_POINTS) state.points = state.points.filter((_, i) => i % 2 === 0);
-  for (const [time, kind, peer, stage] of change.happenings) state.happenings.push({ time, kind, peer, stage });
+  for (const [time, kind, peer, stage, name] of change.happenings) state.happenings.push({ time, kind, peer, stage, name });
   state.happenings.sort((a, b) => a.time - b.time);
   state.happenings.splice(0, Math.max(0, state.happenings.length - MOST_HAPPENINGS));
   for (const [time, step, round, loss, words] of change.samples) state.samples.push({ time, step, round, loss, words });
   state.samples.splice(0, Math.max(0, state.samples.length - MOST_SAMPLES));
   if (change.givers) state.givers = change.givers.map(([name, peer, tokens, share, rounds, signers]) => ({ name, peer, tokens, share, rounds, signers }));
-  state.remarks = change.remarks.map(([level, text]) => ({ level, text }));
+  if (change.measured) state.measured = { ...change.measured, points: change.measured.points.map(([time, tokens, value]) => ({ time, tokens, value })) };
+  state.remarks = remarked(change.remarks);
   state.now = named(change.now);
+  state.left = change.left;
   state.pictures = change.pictures;
+  nameAll();
 }
+
+const remarked = (remarks) => remarks.map(([level, text, since]) => ({ level, text, since }));
 
 // The members, the numbers and the verdict of the moment that is shown.
 export function shown() {
   if (state.past) return state.past;
-  return { rows: [...state.rows.values()].sort(byStage), remarks: state.remarks, now: state.now };
+  return { rows: [...state.rows.values()].sort(byStage), remarks: state.remarks, now: state.now, left: state.left };
 }
 
 const byStage = (a, b) => a.stage - b.stage || (a.id < b.id ? -1 : 1);
@@ -88,19 +96,32 @@ export async function lookBack(time) {
   state.past = {
     time: picture.time,
     rows: picture.rows.sort(byStage),
-    remarks: picture.remarks.map(([level, text]) => ({ level, text })),
+    remarks: remarked(picture.remarks),
     now: named(picture.now),
+    left: picture.left,
   };
+  nameAll();
 }
 
 // --- words and numbers ---------------------------------------------------------------------------
 
-// What a member is called: its volunteer's word for it, else the end of its key.
-export function end(id) {
-  const name = state.rows.get(id)?.name;
-  if (!name) return id.slice(-6);
-  return name.length > MOST_LETTERS ? `${name.slice(0, MOST_LETTERS - 1)}…` : name;
+let names = new Map(); // by key, of members that have left, too
+
+// The end of the key, which nobody else can have, follows a name that is long, that two have, or that looks like this.
+function nameAll() {
+  const given = new Map();
+  for (const { peer, name } of [...state.givers, ...state.happenings]) if (name) given.set(peer, name);
+  for (const { id, name } of [...(state.past ? state.past.rows : []), ...state.rows.values()]) if (name) given.set(id, name);
+  const times = new Map();
+  for (const name of given.values()) times.set(name, (times.get(name) || 0) + 1);
+  const isClear = (name) => name.length <= MOST_LETTERS && times.get(name) === 1 && !name.includes("…");
+  names = new Map([...given].map(([id, name]) => [id, isClear(name) ? name : `${[...name].slice(0, 7).join("")}${ending(id)}`]));
 }
+
+const ending = (id) => `…${id.slice(-6)}`;
+
+// What a member is called: its volunteer's word for it, else the end of its key.
+export const called = (id) => names.get(id) || ending(id);
 
 export function amount(value, digits = 3) {
   if (value === null || value === undefined) return "–";

@@ -1,8 +1,8 @@
 // Wires the page: what changed is drawn, what was pressed is done.
 
 import { Chart } from "./chart.js";
-import { drawContributions, drawGivers, drawHappenings, drawLinks, drawMembers, drawSamples } from "./lists.js";
-import { amount, begin, clock, duration, element, end, fixed, lookBack, shown, state, sync, text } from "./live.js";
+import { drawContributions, drawHappenings, drawLinks, drawMembers, drawSamples } from "./lists.js";
+import { amount, begin, called, clock, duration, element, fixed, lookBack, shown, state, sync, text } from "./live.js";
 import { StageMap } from "./stages.js";
 
 const $ = (id) => document.getElementById(id);
@@ -20,11 +20,18 @@ const map = new StageMap($("stages"), choose);
 
 const perplexity = (point) => (point.loss === null ? null : Math.exp(Math.min(point.loss, 60)));
 const charts = [
-  new Chart($("charts"), { title: "Loss, nats per token", lines: [{ key: "loss", label: "loss", style: "first", smooth: true }], format: (v) => fixed(v, 3) }),
-  new Chart($("charts"), { title: "Perplexity", lines: [{ key: "loss", label: "perplexity", style: "first", smooth: true }], value: perplexity, log: true }),
-  new Chart($("charts"), { title: "Tokens per second", lines: [{ key: "rate", label: "tokens/s", style: "second", smooth: true }], fromZero: true }),
+  new Chart($("charts"), {
+    title: "Loss, nats per token",
+    about: "How well the model predicts the next token of what it trains on; lower is better.",
+    lines: [{ key: "loss", label: "training", style: "first", smooth: true }],
+    beside: () => state.measured,
+    format: (v) => fixed(v, 3),
+  }),
+  new Chart($("charts"), { title: "Perplexity", about: "The loss as the number of tokens among which the model is undecided; lower is better.", lines: [{ key: "loss", label: "perplexity", style: "first", smooth: true }], value: perplexity, log: true }),
+  new Chart($("charts"), { title: "Tokens per second", about: "Text that the whole run trains on, by what the members of the first stage say of themselves.", lines: [{ key: "rate", label: "tokens/s", style: "second", smooth: true }], fromZero: true }),
   new Chart($("charts"), {
     title: "Spread of the replicas",
+    about: "How far the weights of one stage's replicas are apart, beside the theory's prediction.",
     lines: [{ key: "spread", label: "measured", style: "first" }, { key: "expected", label: "predicted", style: "third" }],
     band: (point) => (point.expected === null ? null : state.run.band.map((times) => times * point.expected)),
     bandLabel: "usual: a third to three times of it",
@@ -35,21 +42,27 @@ const charts = [
 
 const TILES = [
   ["Loss", (now) => fixed(now.loss, 3), () => "nats per token"],
+  ["Held-out loss", () => fixed(heldOut()?.value, 3), () => (heldOut() ? `nats, ${clock(heldOut().time)}` : ""), () => heldOut()],
   ["Perplexity", (now) => amount(perplexity(now)), () => "per token"],
-  ["Tokens", (now) => amount(now.tokens), () => "trained on"],
-  ["Speed", (now) => amount(now.rate), () => "tokens per second"],
+  ["Tokens", (now) => amount(now.tokens), () => "trained on", () => state.run.tokens_per_step],
+  ["Speed", (now) => amount(now.rate), () => "tokens per second", () => state.run.tokens_per_step],
   ["Step", (_, rows) => amount(furthest(rows)), (_, rows) => whole(furthest(rows))],
+  ["Time left", (_, __, left) => duration(left), () => "at this speed", (left) => left !== null],
   ["Members", (now) => String(now.members), (_, rows) => `${rows.filter((row) => row.silent !== null).length} silent`],
 ];
 const furthest = (rows) => Math.max(0, ...rows.filter((row) => row.silent === null).map((row) => row.step));
 const whole = (step) => (state.run.steps ? `of ${amount(state.run.steps)}, ${Math.min(100, Math.round(100 * step / state.run.steps))} %` : "inner steps");
 
-function drawTiles(now, rows) {
-  sync($("tiles"), TILES, ([name]) => name, ([name]) => {
+// The last point on text that nobody trains on, up to the moment that is shown.
+const heldOut = () => (state.measured?.held_out ? state.measured.points.filter((point) => !state.past || point.time <= state.past.time).pop() : undefined);
+
+function drawTiles(now, rows, left) {
+  const known = TILES.filter(([, , , isKnown]) => !isKnown || isKnown(left));
+  sync($("tiles"), known, ([name]) => name, ([name]) => {
     const tile = element("div", {}, element("dt", {}, name), element("dd"), element("dd", { class: "quiet" }));
     return tile;
   }, (tile, [, value, unit]) => {
-    text(tile.children[1], value(now, rows));
+    text(tile.children[1], value(now, rows, left));
     text(tile.children[2], unit(now, rows));
   });
 }
@@ -58,40 +71,39 @@ function drawRemarks(remarks) {
   const WORD = { alarm: "Alarm", warning: "Warning", fine: "Fine" };
   sync($("remarks"), remarks, (remark) => `${remark.level} ${remark.text}`, (remark) => {
     const level = remark.level in WORD ? remark.level : "warning";
-    return element("li", { class: level }, element("strong", {}, WORD[level]), ` ${remark.text}`);
-  }, () => {});
+    return element("li", { class: level }, element("strong", {}, WORD[level]), ` ${remark.text} `, element("time", { title: "when the page first found it; it may be older" }));
+  }, (item, remark) => text(item.lastChild, `· seen since ${clock(remark.since)}`));
 }
 
 function drawCurves() {
   const span = Number(picked("span"));
   const latest = state.past ? state.past.time : state.now.time;
-  const points = state.points.filter((point) => !span || (point.time >= latest - span && point.time <= latest));
-  for (const chart of charts) chart.show(points, picked("across"), state.past ? state.past.time : null);
+  const since = span ? latest - span : 0;
+  const points = state.points.filter((point) => !span || (point.time >= since && point.time <= latest));
+  for (const chart of charts) chart.show(points, picked("across"), state.past ? state.past.time : null, since);
 }
 
 function draw() {
-  const { rows, remarks, now } = shown();
+  const { rows, remarks, now, left } = shown();
   if (!now) return;
   drawRemarks(remarks);
-  drawTiles(now, rows);
+  drawTiles(now, rows, left);
   map.draw(state.run.stages, rows, chosen);
   const row = rows.find((each) => each.id === chosen);
   text($("chosen"), row ? describe(row) : "Choose a member, here or in the table below, to see whom it works with.");
   drawCurves();
-  drawContributions($("given"), rows);
-  if (!state.run.replay) {
-    drawSamples($("samples"), $("samples-note"), state.samples, state.past ? state.past.time : null);
-    drawGivers($("givers"), $("givers-note"), state.givers);
-  }
+  $("chosen").title = row ? row.id : "";
+  drawContributions($("given"), $("given-note"), rows, state.past || state.run.replay ? null : state.givers);
+  if (!state.run.replay) drawSamples($("samples"), $("samples-note"), state.samples, state.past ? state.past.time : null);
   drawHappenings($("happenings"), state.happenings, state.past ? state.past.time : null);
   drawMembers($("members"), $("members-note"), rows, $("find").value, chosen, choose, now.time);
   drawMoment(now.time);
 }
 
 function describe(row) {
-  const to = Object.entries(row.to).map(([peer, rate]) => `${end(peer)} (${amount(rate, 2)}/s)`).join(", ");
-  return `${row.id}, stage ${row.stage}, up ${duration(row.uptime)}` + (to ? `; sends microbatches to ${to}` : "")
-    + (row.partner ? `; averaged with ${end(row.partner)} last` : "");
+  const to = Object.entries(row.to).map(([peer, rate]) => `${called(peer)} (${amount(rate, 2)}/s)`).join(", ");
+  return `${called(row.id)}, stage ${row.stage}, up ${duration(row.uptime)}` + (to ? `; sends microbatches to ${to}` : "")
+    + (row.partner ? `; averaged with ${called(row.partner)} last` : "");
 }
 
 // --- the time ------------------------------------------------------------------------------------
@@ -168,7 +180,45 @@ function introduce() {
   document.title = `${run.name} · noloco`;
   text($("run"), run.name);
   $("facts").title = run.id;
-  text($("facts"), `run ${run.id.slice(0, 8)}… · ${run.stages} stage${run.stages === 1 ? "" : "s"} · a round every ${run.inner_steps} steps`);
+  const facts = [run.id && `run ${run.id.slice(0, 8)}…`, `${run.stages} stage${run.stages === 1 ? "" : "s"}`, run.inner_steps && `a round every ${run.inner_steps} steps`];
+  text($("facts"), facts.filter(Boolean).join(" · "));
+  $("ask").hidden = !run.asks;
+  $("orders").hidden = !run.orders;
+  $("join-card").hidden = !run.join;
+  if (!run.join) return;
+  text($("join"), run.join.line);
+  text($("join-note"), `A volunteer takes part with this line, from ${run.join.reach}.${run.private ? " The run is private: --token with a token from its owner is needed, too." : ""}`);
+}
+
+async function copy() {
+  getSelection().selectAllChildren($("join"));
+  try {
+    await navigator.clipboard.writeText($("join").textContent);
+    text($("copy"), "Copied");
+  } catch {
+    text($("copy"), "Press Ctrl-C"); // only a page by https or of this machine may write there
+  }
+}
+
+$("copy").addEventListener("click", copy);
+
+// Ask the server for something; its answer, or why not, is a sentence.
+async function ask(path, body, note) {
+  text(note, "…");
+  try {
+    const secret = document.querySelector("meta[name=noloco-secret]").content;
+    const answer = await fetch(path, { method: "POST", body, headers: { "x-noloco-secret": secret } });
+    text(note, await answer.text());
+  } catch {
+    text(note, "The page's server does not answer.");
+  }
+}
+
+$("ask").addEventListener("submit", (event) => { event.preventDefault(); ask("write", $("prompt").value, $("ask-note")); });
+for (const button of document.querySelectorAll("#orders button")) {
+  button.addEventListener("click", () => {
+    if (button.value !== "finish" || confirm("The node leaves the run, and this page ends with it.")) ask("order", button.value, $("orders-note"));
+  });
 }
 
 async function start() {
@@ -180,7 +230,11 @@ async function start() {
     return;
   }
   document.body.dataset.ready = "yes";
-  if (state.run.replay) return ["links", "samples", "givers"].forEach((id) => $(id).closest("section").remove()); // events tell nothing of them
+  if (!state.run.tokens_per_step) { // the manifest is not there
+    charts[2].figure.hidden = true;
+    document.querySelector("input[value=tokens]").closest("fieldset").hidden = true;
+  }
+  if (state.run.replay) return ["links", "samples"].forEach((id) => $(id).closest("section").remove()); // events tell nothing of them
   await readLinks();
   setInterval(readLinks, 1000 * LINK_SECONDS);
 }

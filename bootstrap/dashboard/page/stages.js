@@ -1,6 +1,6 @@
 // The map: a band for each stage, its members in it, who sends to whom, who averaged with whom.
 
-import { amount, drawn, end, sync, text } from "./live.js";
+import { amount, called, drawn, sync, text } from "./live.js";
 
 const NAMED = 14; // members in a stage that get a name of their own
 const HEAD = 54;
@@ -187,8 +187,8 @@ export class StageMap {
       busy.setAttribute("stroke-dasharray", `${round * (small && row.silent === null ? row.busy || 0 : 0)} ${round}`);
       busy.setAttribute("transform", "rotate(-90)");
       label.setAttribute("y", size + 13);
-      text(label, small ? end(row.id) : "");
-      text(title, `${row.id}: ${row.silent === null ? row.state : "does not answer"}, step ${row.step}, round ${row.round}`);
+      text(label, small ? called(row.id) : "");
+      text(title, `${called(row.id)}, ${row.id}: ${row.silent === null ? row.state : "does not answer"}, step ${row.step}, round ${row.round}`);
     });
   }
 }

@@ -1,0 +1,79 @@
+"""A text that a reader of the page asks for: one at a time, and one in ten seconds for all readers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from starlette.exceptions import HTTPException
+
+from bootstrap.dashboard.asking import ANSWER_SECONDS, PAUSE_SECONDS, Prompts
+from bootstrap.dashboard.board import Sample
+from protocol.errors import JoinError, PeerUnreachable
+
+
+class Writing:
+    """Stands for a run that takes `seconds` for a text, or fails. Mutable: the prompts, and the samples shown."""
+
+    def __init__(self, seconds: float = 1.0, failure: Exception | None = None) -> None:
+        self.seconds, self.failure = seconds, failure
+        self.asked: list[str] = []
+        self.shown: list[Sample] = []
+        self.prompts = Prompts(self._write, self.shown.append)
+
+    async def _write(self, prompt: str) -> Sample:
+        self.asked.append(prompt)
+        await asyncio.sleep(self.seconds)
+        if self.failure is not None:
+            raise self.failure
+        return Sample(0.0, 1, 1, None, f"{prompt} more")
+
+    async def refused(self, prompt: str = "The") -> tuple[int, str]:
+        with pytest.raises(HTTPException) as refusal:
+            await self.prompts.answer(prompt)
+        return refusal.value.status_code, refusal.value.detail
+
+
+async def test_readers_wait_for_each_other_and_ten_seconds() -> None:
+    run = Writing(seconds=12.0)
+    first = asyncio.create_task(run.prompts.answer("The"))
+    await asyncio.sleep(PAUSE_SECONDS + 1)  # it is still being written
+    assert (await run.refused())[0] == 429
+    await first
+    await run.prompts.answer("A")
+    assert run.asked == ["The", "A"]
+    assert [sample.text for sample in run.shown] == ["The more", "A more"]
+    quick = Writing()
+    await quick.prompts.answer("The")
+    status, said = await quick.refused()
+    assert (status, "try again in 9 s" in said) == (429, True)
+    await asyncio.sleep(PAUSE_SECONDS)
+    await quick.prompts.answer("The")
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (Writing(failure=JoinError("A stage has nobody.")), "A stage has nobody."),
+        (Writing(failure=PeerUnreachable("it is gone")), "it is gone"),
+        (Writing(seconds=1e6), f"No text came in {ANSWER_SECONDS:.0f} s"),
+    ],
+)
+async def test_a_run_that_does_not_write_is_a_sentence_and_may_be_asked_again(
+    run: Writing, said: str
+) -> None:
+    for _ in range(2):
+        status, sentence = await run.refused()
+        assert status == 503
+        assert said in sentence
+        await asyncio.sleep(PAUSE_SECONDS)
+    assert len(run.asked) == 2
+    assert run.shown == []
+
+
+@pytest.mark.parametrize("prompt", ["", " \n", "x" * 201])
+async def test_no_prompt_and_a_long_one_cost_no_turn(prompt: str) -> None:
+    run = Writing()
+    assert (await run.refused(prompt))[0] == 400
+    await run.prompts.answer("x" * 200)
+    assert len(run.asked) == 1
