@@ -95,6 +95,7 @@ def _run_command(folder: Path, arguments: tuple[str, ...], variables: dict[str, 
 
 def command(folder: Path, *arguments: str, **variables: str) -> Ended:
     """`noloco …`, typed in a folder, to its end; an endless one until it has shown something of the run."""
+    (folder / f"{arguments[0]}.out").unlink(missing_ok=True)
     process = _context.Process(target=_run_command, args=(folder, arguments, variables))
     process.start()
     assert process.pid is not None
@@ -146,8 +147,12 @@ def _shown(folder: Path, name: str, is_running: Callable[[], bool]) -> str:
 
 
 def _metrics(page: str, having: str) -> str:
-    with urlopen(f"{page}metrics", timeout=20) as answer:
-        text = str(answer.read().decode())
+    """Return the page's metrics; nothing while there is no page, or no such word in them."""
+    try:
+        with urlopen(f"{page}metrics", timeout=20) as answer:
+            text = str(answer.read().decode())
+    except OSError:
+        return ""
     return text if having in text else ""
 
 
