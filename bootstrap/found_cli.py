@@ -107,6 +107,7 @@ def bootstrap(
     from bootstrap.creating.choosing import RunOptions
     from bootstrap.creating.invitation import ADDRESSES
     from bootstrap.creating.run import found, keep_seed_peer
+    from bootstrap.creating.words_of_seed import INVITATION, OVER
     from protocol.transport.libp2p import Libp2pConfig
 
     set_up_logging(verbose)
@@ -115,7 +116,7 @@ def bootstrap(
         if is_chosen:
             wanted, raw = RunOptions(preset, manifest, tokenizer, end_of_text, from_checkpoint).resolved()
         require_port(host, port)  # after what was typed: a mistake there is one on any machine
-        with own(directory, "--dir", writes={ADDRESSES}):
+        with own(directory, "--dir", writes={ADDRESSES, INVITATION, OVER}):
             founded = found(directory, wanted, raw)
             known_as = announced(announce or (), port, founded.peer_id)
             config = Libp2pConfig(host=host, port=port, announce=known_as)

@@ -24,11 +24,12 @@ from node.machine.open_files import take_open_files
 from node.machine.processes import end_process
 from node.watch.events import set_up_logging
 from node.watch.phases import Phases, told_while_importing
-from protocol.addresses import check_address, check_announced
+from protocol.addresses import check_address, check_announced, seed_place
 from protocol.errors import JoinError, NolocoError, TokenError, UserError
 from protocol.folders import settle_caches
 from protocol.tokens import Token
 from protocol.transport.ports import require_port
+from protocol.words import EXAMPLE, are_words, read_words
 
 if TYPE_CHECKING:
     from node.watch.screen import Screen
@@ -46,6 +47,12 @@ app = App()
 @options_from(NodeConfig, RARE)
 def node(
     addresses: Addresses = None,
+    at: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST[:PORT]", help="Seed peer's host: noloco join WORDS --at HOST.", show_default=False
+        ),
+    ] = "",
     config: Annotated[Path | None, typer.Option(help="Settings file (TOML).", show_default=False)] = None,
     version: Version = False,
     **flags: object,
@@ -58,11 +65,13 @@ def node(
     Example: noloco join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW… --port 31337
     """
     try:
-        if addresses:
+        typed = " ".join(addresses or ())
+        words = read_words(typed) if are_words(typed) else ""
+        if addresses and not words:
             given = flags["join"]
             flags["join"] = [*(given if isinstance(given, list) else ()), *map(_address, addresses)]
         settings = build_config(flags, file=config)
-        require_usable(settings)
+        require_usable(settings, is_invited=_is_invited(words, at, settings))
         settle_caches(os.environ, settings.state_dir / "cache")
         require_room_to_start()
         take_open_files()
@@ -74,6 +83,8 @@ def node(
     phases.begin("loading torch")
     with told_while_importing(phases):
         from node.serving import start
+    if words:
+        settings = _by_words(settings, words, at)
     gc.freeze()  # what was imported stays: each look at it for cycles would take 150 ms
     run_async(start(settings, phases, screen))
     end_process()
@@ -89,16 +100,58 @@ def _address(word: str) -> str:
     return word
 
 
+def _is_invited(words: str, at: str, settings: NodeConfig) -> bool:
+    """Return whether an invitation's words will lead to the run. Raises `UserError` for half of what that needs."""
+    if words and not (at or settings.join):
+        raise UserError(
+            f"Say where the run's seed peer is: noloco join {words} --at HOST, or --at HOST:PORT where its port is "
+            "not 31337."
+        )
+    if words and settings.token:
+        raise UserError("The words give a token: leave out --token and NOLOCO_TOKEN, or the words.")
+    if at and not words:
+        raise UserError(f"--at goes with the words of an invitation: noloco join {EXAMPLE} --at HOST")
+    if at and settings.join:
+        raise UserError("--at and --join both say where the seed peer is: give one of them.")
+    if at:
+        seed_place(at)
+    return bool(words)
+
+
+def _by_words(settings: NodeConfig, words: str, at: str) -> NodeConfig:
+    """Return the settings with the address and the token that the seed peer gives for the words.
+
+    They are given once: the line that stands for them is printed, should the node not get as far as to keep them.
+    """
+    from node.membership.by_words import accept_invitation
+
+    address, token = run_async(accept_invitation(words, settings.join, at))
+    given = f" --token {token}" if token else ""
+    print(
+        f"The words let this node in. From now on they stand for: noloco join {address}{given}",
+        file=sys.stderr,
+        flush=True,
+    )
+    return settings.model_copy(update={"join": (address,), "token": token})
+
+
 def _screen() -> Screen | None:
     from node.watch.screen import screen_here
 
     return screen_here()
 
 
-def require_usable(settings: NodeConfig) -> None:
-    """Check what can be seen before anything is loaded: where the run is, and the text. Raises `UserError`."""
+def require_usable(settings: NodeConfig, *, is_invited: bool = False) -> None:
+    """Check what can be seen before anything is loaded: where the run is, and the text. Raises `UserError`.
+
+    A node that `is_invited` gets to know the first later.
+    """
     several = settings.state_dir.glob("device-*/" + MANIFEST_FILE)
-    if not settings.join and not (settings.state_dir / MANIFEST_FILE).exists() and not any(several):
+    if (
+        not (is_invited or settings.join)
+        and not (settings.state_dir / MANIFEST_FILE).exists()
+        and not any(several)
+    ):
         raise JoinError(NO_ADDRESS)
     for address in settings.join:
         check_address(address)

@@ -9,11 +9,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
 from protocol.errors import RecordError, UserError
 from protocol.ground import PeerId
 from protocol.identity import public_key_of
 
+SEED_PORT = 31337  # of a seed peer, unless its founder chose another
 EXAMPLE = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWEXAMPLE"
 
 QUOTES = tuple("\"'`“”‘’")
@@ -28,6 +30,7 @@ _UNICAST_6 = ipaddress.ip_network("2000::/3")  # all that is assigned; NAT64 and
 _6TO4 = ipaddress.ip_network("2002::/16")  # holds an IPv4 address, perhaps a private one
 _FIRST_PORT = 1_024  # below are the machines' own services
 _HOST_KINDS = ("ip4", "ip6", "dns4", "dns6", "dns")
+_LONGEST_NAME = 253  # characters of a host's name: RFC 1035, 2.3.4
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")  # RFC 1123, 2.1; libp2p takes no others
 
 
@@ -51,6 +54,20 @@ def check_address(text: str) -> str:
         reason = f"{peer!r} is not a peer id; one begins with 12D3Koo and has 52 characters"
         raise _bad(address, reason) from error
     return address
+
+
+def seed_place(text: str) -> tuple[str, int]:
+    """Return host and port of a seed peer from "HOST", "HOST:PORT" or "[IPv6]:PORT". Raises `UserError`."""
+    try:
+        parts = urlsplit(f"//{text.strip()}")
+        host, port = parts.hostname, parts.port
+        if not host or parts.netloc != text.strip() or "@" in text or port == 0 or len(host) > _LONGEST_NAME:
+            raise ValueError
+    except ValueError:
+        raise UserError(
+            f"--at: {text[:80]!r} is not HOST or HOST:PORT. Write it as 203.0.113.7, or 203.0.113.7:{SEED_PORT}."
+        ) from None
+    return host, port or SEED_PORT
 
 
 def is_address(text: str) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from bootstrap.display import write_whole
+from protocol.addresses import SEED_PORT
 
 ADDRESSES = "addresses.txt"  # of the seed peer, beside its key: as it was last started
 NEAREST_LAST = ("everywhere", "this network", "this machine")
@@ -44,9 +45,23 @@ def kept_addresses(directory: Path) -> list[str]:
 
 def in_a_line(addresses: Sequence[str], token: str = "") -> str:
     """Return the command to join with, through the address that most can reach."""
-    nearest_last = sorted(addresses, key=lambda address: NEAREST_LAST.index(reach_of(address)))
-    command = f"noloco-node --join {next(iter(nearest_last), NO_ADDRESS)}"
+    command = f"noloco-node --join {_widest(addresses)}"
     return f"{command} --token {token}" if token else command
+
+
+def in_words(addresses: Sequence[str], words: str) -> str:
+    """Return the command to join with by an invitation's words, at the host that most can reach."""
+    parts = _widest(addresses).split("/")
+    if len(parts) < 5:
+        return f"noloco join {words} --at HOST"
+    host = f"[{parts[2]}]" if parts[1] == "ip6" else parts[2]
+    port = "" if parts[4] == str(SEED_PORT) else f":{parts[4]}"
+    return f"noloco join {words} --at {host}{port}"
+
+
+def _widest(addresses: Sequence[str]) -> str:
+    """Return the address that most can reach."""
+    return min(addresses, key=lambda address: NEAREST_LAST.index(reach_of(address)), default=NO_ADDRESS)
 
 
 def show_code(line: str, where: TextIO) -> None:

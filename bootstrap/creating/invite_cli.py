@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from bootstrap.model_options import Join
 from node.command import fail, run_async
-from protocol.errors import NolocoError
+from protocol.errors import NolocoError, UserError
 from protocol.tokens import MAX_USES
 
 Directory = Annotated[Path, typer.Option("--dir", help="The run's, with run.key and manifest.")]
@@ -24,16 +25,24 @@ def invite(
     delegate_file: Annotated[
         Path | None, typer.Option("--delegate", help="Sign with this delegate's file instead of run.key.")
     ] = None,
+    words: Annotated[
+        bool, typer.Option("--words", help="Print three words to join with, for one peer and ten minutes.")
+    ] = False,
     directory: Directory = Path("noloco-run"),
 ) -> None:
     """Make a token for a private run, and the line to join with.
 
-    Keep it as secret as a key. For an open run, which has no tokens, print that line alone.
+    Keep it as secret as a key. For an open run, which has no tokens, print that line alone. With --words the run's
+    seed peer, which has the same --dir, gives the token to the one who types them.
 
     Example: noloco-bootstrap invite --uses 5 --days 30
     """
     from bootstrap.creating.invitation import in_a_line, kept_addresses, show_code
     from bootstrap.creating.inviting import Issuer, is_open
+
+    if words:
+        _invite_by_words(uses, days, delegate_file, directory)
+        return
 
     addresses = kept_addresses(directory)
     try:
@@ -54,6 +63,35 @@ def invite(
         f"noloco-bootstrap revoke {token.invitation.serial.hex()}",
         err=True,
     )
+
+
+def _invite_by_words(uses: int, days: float, delegate_file: Path | None, directory: Path) -> None:
+    from bootstrap.creating.invitation import in_words, kept_addresses
+    from bootstrap.creating.inviting import Issuer, is_open
+    from bootstrap.creating.words_of_seed import invite_by_words
+
+    try:
+        if delegate_file is not None:
+            raise UserError(
+                "--words is for the seed peer's own directory: give the token itself, without --words, or ask the "
+                "run's founder for words."
+            )
+        token = None if is_open(directory) else Issuer.owner(directory).invite(uses, days)
+        spoken = invite_by_words(directory, token.to_text() if token is not None else "", time.time())
+    except NolocoError as error:
+        fail(error)
+    print(spoken)
+    typer.echo(f"In one line: {in_words(kept_addresses(directory), spoken)}", err=True)
+    typer.echo(
+        "The seed peer of this --dir answers to them while it is up: once, within ten minutes, and to no more than "
+        "three wrong tries.",
+        err=True,
+    )
+    if token is not None:
+        typer.echo(
+            f"To take it back: noloco-bootstrap revoke {token.invitation.serial.hex()}",
+            err=True,
+        )
 
 
 def delegate(

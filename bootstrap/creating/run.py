@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bootstrap.creating.choosing import kept_tokenizer
-from bootstrap.creating.invitation import in_a_line, keep_addresses, reach_of, show_code
+from bootstrap.creating.invitation import in_a_line, in_words, keep_addresses, reach_of, show_code
 from bootstrap.creating.newcomers import tell_newcomers
 from bootstrap.creating.staying import join_members, stay_with_members
 from bootstrap.creating.visit_token import RUN_KEY as RUN_KEY
-from bootstrap.creating.visit_token import kept_visit_token
+from bootstrap.creating.visit_token import issued_token, kept_visit_token
+from bootstrap.creating.words_of_seed import WordAnswers, invite_by_words
 from bootstrap.display import OTHER_ADDRESS_FILE, write_whole
 from node.dashboard_process import dashboard_beside, own_addresses
 from node.data.opening import LOCAL
@@ -62,6 +63,7 @@ SEED_CREDENTIAL = (
 )
 REVOKED = "revoked.noloco"
 SEED_YEARS = 20
+INVITED_SECONDS = 30 * 86_400.0  # of a token that is given by words, as `noloco invite` has it
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,7 @@ class SeedPeer:
         serve_records(self.rpc, self.signed, self.view, admission)
         if self._directory is not None:
             self.past.take_up(self._directory.past())
+            WordAnswers(self.transport.peer_id, self._directory.path, self.transport.now).serve(self.rpc)
         self.view.noted = self.past.note
         serve_past(self.rpc, self.past)
         await self.rpc.start()
@@ -322,6 +325,20 @@ async def keep_seed_peer(
         await seed.close()
 
 
+def _show_words(founded: Founded, addresses: Sequence[str]) -> None:
+    """Print an invitation by words, for a founder who is there: not into a log that others may read.
+
+    Without the run's key there is none to make.
+    """
+    directory = founded.seed_key.parent
+    token = issued_token(directory, founded.signed, INVITED_SECONDS) if sys.stdout.isatty() else ""
+    if token:
+        command = in_words(addresses, invite_by_words(directory, token, time.time()))
+        print(
+            f"Or, for one person and within ten minutes:\n    {command}\nnoloco invite --words makes other words."
+        )
+
+
 def keeps_copies(signed: SignedManifest, keep: bool | None) -> bool:
     """Return whether to keep copies of all stages, and say so: as told, else where they take little."""
     nbytes = nbytes_of_copies(signed)
@@ -372,6 +389,7 @@ def introduce(founded: Founded, addresses: list[str], address_file: Path | None)
             f"The run is private: noloco-bootstrap invite --dir {founded.seed_key.parent} makes tokens, and of each "
             "a line to join with."
         )
+        _show_words(founded, addresses)
     if manifest.data.source == LOCAL:
         _say("Its text is what volunteers bring: who is to serve stage 0 adds --data FILE.")
     if founded.is_new:

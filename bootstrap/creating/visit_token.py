@@ -27,7 +27,7 @@ def kept_visit_token(directory: Path, signed: SignedManifest) -> str:
     place = directory / VISIT_TOKEN
     if kept := _kept(place, signed.run_id):
         return kept
-    issued = _issued(directory, signed, YEARS * 365.25 * 86_400)
+    issued = issued_token(directory, signed, YEARS * 365.25 * 86_400)
     if issued:
         write_whole(place, issued, "Choose another --dir.", mode=FOR_ITS_OWNER)
     return issued
@@ -37,11 +37,11 @@ def passing_visit_token(directory: Path, signed: SignedManifest) -> str:
     """Return a token for one peer and an hour, which is nowhere written; without the run's key the one kept beside
     it, or nothing.
     """
-    return _issued(directory, signed, PASSING_SECONDS) or _kept(directory / VISIT_TOKEN, signed.run_id)
+    return issued_token(directory, signed, PASSING_SECONDS) or _kept(directory / VISIT_TOKEN, signed.run_id)
 
 
-def _issued(directory: Path, signed: SignedManifest, seconds: float) -> str:
-    """A new token of one use; empty without the key that signed the manifest."""
+def issued_token(directory: Path, signed: SignedManifest, seconds: float) -> str:
+    """Issue a token of one use; empty without the key that signed the manifest."""
     if not (directory / RUN_KEY).exists():
         return ""
     key = Identity.load(directory / RUN_KEY)

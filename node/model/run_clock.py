@@ -15,29 +15,40 @@ SEEN = 15  # microbatches: one sender that reports another step, among others, m
 
 
 class RunClock:
-    """Estimates the run's step from the steps that microbatches carry.
+    """Estimates the run's step from the steps that microbatches carry. It never goes back.
 
-    Mutable state: for each of the last microbatches, how far the step it carried was from this replica's; and the
-    first pair of both.
+    Of two replicas of the first stage the quick one ends first, and the slow one's last microbatches carry earlier
+    steps: a learning rate that rose again for these would undo what was learned.
+
+    Mutable state: for each of the last microbatches, how far the step it carried was from this replica's, and the
+    estimate then; the step that all of these agreed on; and the first pair of this replica's step and the run's.
     """
 
     def __init__(self, total_steps: int) -> None:
         self._total_steps = total_steps
         self._ahead = deque[int](maxlen=SEEN)
-        self._first: tuple[int, int] | None = None  # this replica's step and the run's
+        self._estimates = deque[int](maxlen=SEEN)
+        self._reached = 0
+        self._first: tuple[int, int] | None = None
 
     @window
     def __repr__(self) -> str:
-        return f"Run: {self._total_steps} steps | Seen: {list(self._ahead)}"
+        return f"Run: {self._total_steps} steps | Reached: {self._reached} | Seen: {list(self._ahead)}"
 
     def note(self, carried: int, own: int) -> None:
         """Record that a microbatch of the run's step `carried` counted when this replica had taken `own` steps."""
         self._ahead.append(carried - own)
+        self._estimates.append(self._estimate(own))
+        if len(self._estimates) == SEEN:
+            self._reached = max(self._reached, min(self._estimates))
         if self._first is None:
             self._first = own, carried
 
     def step(self, own: int) -> int:
         """Return the run's step, from 0 to its end, when this replica has taken `own`: those, while none is known."""
+        return max(self._reached, self._estimate(own))
+
+    def _estimate(self, own: int) -> int:
         ahead = (
             median_low(self._ahead.copy()) if self._ahead else 0
         )  # the loop adds while the device's thread reads

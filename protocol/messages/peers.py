@@ -29,6 +29,7 @@ from protocol.receipts import Name, Receipt
 from protocol.records import MAX_RECORD_BYTES
 from protocol.revocations import MAX_REVOCATIONS_BYTES
 from protocol.tokens import MAX_CREDENTIAL_BYTES
+from protocol.words import MAX_SEALED_BYTES, MESSAGE_BYTES, PROOF_BYTES
 
 Sealed = Annotated[bytes, Field(max_length=MAX_REVOCATIONS_BYTES)]
 MAX_PROBE_BYTES = 256 * 1024  # a tenth of a second at 20 Mbit/s
@@ -82,6 +83,35 @@ class Introduce(Asks[Done], kind="introduce", traffic=Traffic.CONTROL, asker=Ask
     record: Annotated[bytes, Field(max_length=MAX_RECORD_BYTES)] = b""  # as sealed for the DHT
     expires: Time  # wall clock
     credential: Annotated[bytes, Field(max_length=MAX_CREDENTIAL_BYTES)] = b""
+
+
+class WordsTried(Message, kind="words-tried"):
+    """The answer of a peer that has an invitation by words to give: its part of the exchange."""
+
+    message: Annotated[bytes, Field(min_length=MESSAGE_BYTES, max_length=MESSAGE_BYTES)]
+
+
+class TryWords(Asks[WordsTried], kind="try-words", traffic=Traffic.CONTROL, asker=Asker.NEWCOMER):
+    """Begins an exchange by which a newcomer proves to know an invitation's words: `protocol.word_exchange`.
+
+    May be repeated: the last one counts. Refusals: "words-none", "words-expired", "words-used", "words-ended" (too
+    many wrong tries), "too-often".
+    """
+
+    message: Annotated[bytes, Field(min_length=MESSAGE_BYTES, max_length=MESSAGE_BYTES)]
+
+
+class Invited(Message, kind="invited"):
+    sealed: Annotated[bytes, Field(max_length=MAX_SEALED_BYTES)]  # the token, with the key of the exchange
+
+
+class ProveWords(Asks[Invited], kind="prove-words", traffic=Traffic.CONTROL, asker=Asker.NEWCOMER):
+    """Proves to know the words, after `TryWords` on the same peer; answered once. Not to be repeated.
+
+    Refusals: those of `TryWords`, and "words-wrong", which counts as one of `MOST_TRIES`.
+    """
+
+    proof: Annotated[bytes, Field(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
 
 
 @open_ended

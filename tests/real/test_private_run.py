@@ -1,4 +1,4 @@
-"""A private run with real processes: founded, joined with a token, and left by whoever is revoked."""
+"""A private run with real processes: founded, joined with words and with a token, and left by a revoked node."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from protocol.errors import MEND
+from tests.patience import patience
 from tests.real.daemons import NodeDaemon, SeedDaemon, run_tool, wait_until
 
 MANIFEST = """
@@ -24,7 +26,7 @@ access = { private = true }
 
 def bootstrap(*arguments: str) -> str:
     command = [sys.executable, "-m", "bootstrap.found_cli", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(60.0), check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -37,18 +39,23 @@ def test_invited_revoked_and_never_invited(tmp_path: Path) -> None:
     address = seed.join_address()
     helper = str(tmp_path / "helper.noloco")
     bootstrap("delegate", helper, "--dir", run)
-    tokens = bootstrap("invite", "--dir", run), bootstrap("invite", "--delegate", helper)
+    words, delegated = bootstrap("invite", "--words", "--dir", run), bootstrap("invite", "--delegate", helper)
+    at = "127.0.0.1:" + address.split("/")[4]
     nodes = [
-        NodeDaemon(tmp_path / f"node-{number}", "--join", address, "--token", token)
-        for number, token in enumerate(tokens)
+        NodeDaemon(tmp_path / "node-0", words, "--at", at),
+        NodeDaemon(tmp_path / "node-1", "--join", address, "--token", delegated),
     ]
     stranger = NodeDaemon(tmp_path / "stranger", "--join", address)
     stranger.wait_for("is private: give the token")
     for node in nodes:
         node.wait_for_step(1)
-    thief = NodeDaemon(tmp_path / "thief", "--join", address, "--token", tokens[0])
+    thief = NodeDaemon(tmp_path / "thief", "--join", address, "--token", delegated)
+    late = NodeDaemon(tmp_path / "late", *words.split("-"), "--join", address)
     thief.wait_for("as many others as the invitation is for have used it")
     assert not thief.events("serving")
+    late.wait_for("The words have been used")
+    assert late.process.wait(patience(30.0)) == MEND
+    assert "The words let this node in" in nodes[0].output
 
     visitor = bootstrap("invite", "--dir", run)
     for shown in (["--token", visitor], []):  # or what it finds beside the daemons of this user
@@ -56,13 +63,15 @@ def test_invited_revoked_and_never_invited(tmp_path: Path) -> None:
         assert looked.returncode == 0, looked.stderr
         assert looked.stdout.count("serving") == 2, looked.stdout
 
-    bootstrap("revoke", tokens[1], "--dir", run)
+    nodes[0].leave()
+    nodes[0] = NodeDaemon(tmp_path / "node-0", "--join", address)  # the token is in its state directory
+    before = nodes[0].step
+    bootstrap("revoke", delegated, "--dir", run)
     began = time.monotonic()
     assert wait_until(lambda: not nodes[1].still_running(), 90)
     assert time.monotonic() - began < 60
     assert "revoked" in nodes[1].output
-    before = nodes[0].step
     nodes[0].wait_for_step(before + 1)
     assert (tmp_path / "node-0").stat().st_mode & 0o777 == 0o700
-    for secret in ("node-0/token", "node-0/identity.key", "seed/run.key", "helper.noloco"):
+    for secret in ("node-0/token", "node-0/identity.key", "seed/run.key", "seed/words.json", "helper.noloco"):
         assert (tmp_path / secret).stat().st_mode & 0o777 == 0o600, secret

@@ -102,7 +102,12 @@ def test_what_anybody_may_ask_is_written_down() -> None:
         "predict",
         "probe",
     }
-    assert {kind.kind for kind in requests() if kind.asker is Asker.NEWCOMER} == {"hello", "introduce"}
+    assert {kind.kind for kind in requests() if kind.asker is Asker.NEWCOMER} == {
+        "hello",
+        "introduce",
+        "prove-words",
+        "try-words",
+    }
     assert {kind.kind for kind in requests() if kind.asker is Asker.BEFORE} == {
         "forward",
         "get-backlog",

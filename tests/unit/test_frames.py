@@ -39,11 +39,13 @@ from protocol.messages.peers import (
     History,
     HistoryPoint,
     Introduce,
+    Invited,
     NodeStats,
     PastRecord,
     PastRecords,
     Probe,
     Probed,
+    ProveWords,
     ReceiptList,
     Records,
     Revoked,
@@ -54,7 +56,9 @@ from protocol.messages.peers import (
     StatePiece,
     StateSample,
     TokenizerPiece,
+    TryWords,
     Welcome,
+    WordsTried,
 )
 from protocol.messages.training import (
     Accept,
@@ -142,6 +146,10 @@ EXAMPLES: list[Message] = [
     GetCopies(stages=[0]),
     Copies(copies=[StageCopy(0, 486, 97, 1_000, 1, 1.5, 2.5)]),
     GetCopyPiece(stage=0, beginning=1, step=486, index=0),
+    TryWords(message=b"A" + bytes(range(32))),
+    WordsTried(message=b"B" + bytes(range(32))),
+    ProveWords(proof=bytes(range(32))),
+    Invited(sealed=b"a token"),
 ]
 
 

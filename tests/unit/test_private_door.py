@@ -33,7 +33,7 @@ from tests.unit.two_peers import Two, in_virtual_time, two_peers
 
 KINDS = sorted(requests(), key=lambda kind: kind.kind)
 BODIES = {example.kind: example.model_dump() for example in EXAMPLES}
-OPEN = {"hello", "introduce"}
+OPEN = {"hello", "introduce", "prove-words", "try-words"}
 DAY = 86_400.0
 
 
@@ -90,7 +90,7 @@ async def private() -> AsyncIterator[Private]:
 async def assert_shut(door: Private) -> None:
     refused = await door.refusals()
     assert {kind for kind, code in refused.items() if code == "stranger"} == set(refused) - OPEN
-    assert set(door.handled) <= {"hello"}
+    assert set(door.handled) <= OPEN
 
 
 @in_virtual_time

@@ -47,6 +47,26 @@ def test_one_sender_of_four_does_not_move_it(lies: int) -> None:
     assert abs(clock.step(own) - 300) <= SEEN
 
 
+def test_a_slow_one_of_the_first_stage_that_trains_on_alone_does_not_set_it_back() -> None:
+    clock, own = fed(each=2, steps=TOTAL)
+    for step in range(300, 400):
+        clock.note(step, own)
+        own += 1
+    assert clock.step(own) >= TOTAL - 2 * SEEN
+
+
+def test_half_of_what_is_carried_being_lies_leaves_nothing_behind() -> None:
+    clock, own = RunClock(TOTAL), 0
+    for step in range(100):
+        clock.note(step, own)
+        clock.note(2**62, own)
+        own += 1
+    for step in range(100, 100 + SEEN):
+        clock.note(step, own)
+        own += 1
+    assert clock.step(own) <= 100 + 2 * SEEN
+
+
 def test_all_that_is_carried_stays_within_the_run() -> None:
     clock = RunClock(TOTAL)
     for carried in (2**63 - 1, 0, 2**63 - 1):
