@@ -32,6 +32,11 @@ REPEATING = {
 }
 # which end no command
 ELSEWHERE = {
+    Met(
+        "bootstrap/dashboard/sampling.py",
+        "JoinError",
+        "No text can be written at present: a stage has nobody that answers. Try again later.",
+    ): "the page, below its box",
     Met("bootstrap/local/page.py", "UserError", "its process ended; … says why"): "the log, in brackets",
     Met(
         "node/dashboard_process.py", "UserError", "its process ended; what it said is above"
