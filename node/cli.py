@@ -65,7 +65,8 @@ def node(
     Example: noloco join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW… --port 31337
     """
     try:
-        words = read_words(" ".join(addresses)) if are_words(" ".join(addresses or ())) else ""
+        typed = " ".join(addresses or ())
+        words = read_words(typed) if are_words(typed) else ""
         if addresses and not words:
             given = flags["join"]
             flags["join"] = [*(given if isinstance(given, list) else ()), *map(_address, addresses)]
