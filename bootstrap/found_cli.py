@@ -23,7 +23,7 @@ from node.machine.listening import require_place
 from node.machine.open_files import take_open_files
 from node.membership.outside import announced
 from node.watch.events import set_up_logging
-from protocol.addresses import check_announced
+from protocol.addresses import SEED_PORT, check_announced
 from protocol.errors import NolocoError
 from protocol.keeping import own
 from protocol.manifest import PRESETS
@@ -66,7 +66,7 @@ def bootstrap(
     directory: Annotated[Path, typer.Option("--dir", help="For keys and manifest.")] = Path("noloco-run"),
     join: JoinMembers = None,
     host: Host = "0.0.0.0",
-    port: Port = 31337,
+    port: Port = SEED_PORT,
     announce: Annotated[
         list[str] | None,
         typer.Option(
@@ -105,9 +105,7 @@ def bootstrap(
     run = None if is_chosen or join or (directory / MANIFEST_FILE).exists() else _asked()
     doing("Getting ready to found the run, or to take it up")
     from bootstrap.creating.choosing import RunOptions
-    from bootstrap.creating.invitation import ADDRESSES
-    from bootstrap.creating.run import found, keep_seed_peer
-    from bootstrap.creating.words_of_seed import INVITATION, OVER
+    from bootstrap.creating.run import WRITTEN, found, keep_seed_peer
     from protocol.transport.libp2p import Libp2pConfig
 
     set_up_logging(verbose)
@@ -116,7 +114,7 @@ def bootstrap(
         if is_chosen:
             wanted, raw = RunOptions(preset, manifest, tokenizer, end_of_text, from_checkpoint).resolved()
         require_port(host, port)  # after what was typed: a mistake there is one on any machine
-        with own(directory, "--dir", writes={ADDRESSES, INVITATION, OVER}):
+        with own(directory, "--dir", writes=WRITTEN):
             founded = found(directory, wanted, raw)
             known_as = announced(announce or (), port, founded.peer_id)
             config = Libp2pConfig(host=host, port=port, announce=known_as)

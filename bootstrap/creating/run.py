@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bootstrap.creating.choosing import kept_tokenizer
-from bootstrap.creating.invitation import in_a_line, in_words, keep_addresses, reach_of, show_code
+from bootstrap.creating.invitation import ADDRESSES, in_a_line, in_words, keep_addresses, reach_of, show_code
 from bootstrap.creating.newcomers import tell_newcomers
 from bootstrap.creating.staying import join_members, stay_with_members
 from bootstrap.creating.visit_token import RUN_KEY as RUN_KEY
 from bootstrap.creating.visit_token import issued_token, kept_visit_token
-from bootstrap.creating.words_of_seed import WordAnswers, invite_by_words
+from bootstrap.creating.words_of_seed import INVITATION, OVER, WordAnswers, invite_by_words
 from bootstrap.display import OTHER_ADDRESS_FILE, write_whole
 from node.dashboard_process import dashboard_beside, own_addresses
 from node.data.opening import LOCAL
@@ -62,6 +62,7 @@ SEED_CREDENTIAL = (
     "seed.credential"  # of a private run: so that the run's key need not stay with the seed peer
 )
 REVOKED = "revoked.noloco"
+WRITTEN = {ADDRESSES, INVITATION, OVER}  # beside the keys, by a seed peer and by those who invite
 SEED_YEARS = 20
 INVITED_SECONDS = 30 * 86_400.0  # of a token that is given by words, as `noloco invite` has it
 
