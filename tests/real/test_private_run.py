@@ -31,7 +31,7 @@ def bootstrap(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_invited_revoked_and_never_invited(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(MANIFEST, encoding="utf-8")
     run = str(tmp_path / "seed")
