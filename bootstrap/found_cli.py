@@ -5,15 +5,16 @@ The modules that do it are imported by the command itself: --help and mistyped o
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bootstrap.creating.init_cli import answered, init
+from bootstrap.creating.invitation import RUN_DIRECTORY
 from bootstrap.creating.invite_cli import delegate, invite, revoke
 from bootstrap.display import OTHER_ADDRESS_FILE, require_places
 from bootstrap.model_options import EndOfText, FromCheckpoint, OwnManifest, RunTokenizer
@@ -63,7 +64,7 @@ def bootstrap(
     tokenizer: RunTokenizer = "",
     end_of_text: EndOfText = "",
     from_checkpoint: FromCheckpoint = None,
-    directory: Annotated[Path, typer.Option("--dir", help="For keys and manifest.")] = Path("noloco-run"),
+    directory: Annotated[Path, typer.Option("--dir", help="For keys and manifest.")] = RUN_DIRECTORY,
     join: JoinMembers = None,
     host: Host = "0.0.0.0",
     port: Port = SEED_PORT,
@@ -115,7 +116,7 @@ def bootstrap(
             wanted, raw = RunOptions(preset, manifest, tokenizer, end_of_text, from_checkpoint).resolved()
         require_port(host, port)  # after what was typed: a mistake there is one on any machine
         with own(directory, "--dir", writes=WRITTEN):
-            founded = found(directory, wanted, raw)
+            founded = replace(found(directory, wanted, raw), text="" if run is None else run.text)
             known_as = announced(announce or (), port, founded.peer_id)
             config = Libp2pConfig(host=host, port=port, announce=known_as)
             run_async(keep_seed_peer(founded, config, address_file, dashboard, keep, join or ()))
@@ -128,12 +129,9 @@ def _asked() -> Answered | None:
     if not sys.stdin.isatty():
         return None
     try:
-        run = answered({})
+        return answered({})
     except NolocoError as error:
         fail(error)
-    if run.text:
-        print(f"Serve stage 0 with your text: noloco join ADDRESS --data {shlex.quote(run.text)}")
-    return run
 
 
 def _require_usable(announce: Sequence[str], dashboard: str, address_file: Path | None) -> None:

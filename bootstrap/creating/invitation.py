@@ -14,6 +14,7 @@ from protocol.addresses import SEED_PORT
 
 ADDRESSES = "addresses.txt"  # of the seed peer, beside its key: as it was last started
 NEAREST_LAST = ("everywhere", "this network", "this machine")
+RUN_DIRECTORY = Path("noloco-run")  # --dir, where none is named
 NO_ADDRESS = "ADDRESS"  # where none is known, for people to fill in
 
 

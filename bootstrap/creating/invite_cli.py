@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from bootstrap.creating.invitation import RUN_DIRECTORY
 from bootstrap.model_options import Join
 from node.command import fail, run_async
 from protocol.errors import NolocoError, UserError
@@ -28,7 +29,7 @@ def invite(
     words: Annotated[
         bool, typer.Option("--words", help="Print three words to join with, for one peer and ten minutes.")
     ] = False,
-    directory: Directory = Path("noloco-run"),
+    directory: Directory = RUN_DIRECTORY,
 ) -> None:
     """Make a token for a private run, and the line to join with.
 
@@ -97,7 +98,7 @@ def _invite_by_words(uses: int, days: float, delegate_file: Path | None, directo
 def delegate(
     file: Annotated[Path, typer.Argument(help="The file to write, for whoever is to invite others.")],
     days: Days = 90.0,
-    directory: Directory = Path("noloco-run"),
+    directory: Directory = RUN_DIRECTORY,
 ) -> None:
     """Let somebody else make tokens for a while.
 
@@ -118,7 +119,7 @@ def delegate(
 def revoke(
     named: Annotated[list[str], typer.Argument(help="Tokens, their numbers, or peer ids.")],
     join: Join = None,
-    directory: Directory = Path("noloco-run"),
+    directory: Directory = RUN_DIRECTORY,
 ) -> None:
     """Shut out who came with these tokens, or these peers.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bootstrap.creating.choosing import kept_tokenizer
-from bootstrap.creating.invitation import ADDRESSES, in_a_line, in_words, keep_addresses, reach_of, show_code
+from bootstrap.creating.invitation import (
+    ADDRESSES,
+    NEAREST_LAST,
+    RUN_DIRECTORY,
+    in_a_line,
+    in_words,
+    keep_addresses,
+    reach_of,
+    show_code,
+)
 from bootstrap.creating.newcomers import tell_newcomers
 from bootstrap.creating.staying import join_members, stay_with_members
 from bootstrap.creating.visit_token import RUN_KEY as RUN_KEY
@@ -75,6 +85,7 @@ class Founded:
     is_new: bool
     tokenizer: bytes | None = None  # the run's tokenizer.json
     credential: bytes = b""  # of the seed peer of a private run
+    text: str = ""  # the founder's, as of --data, for the line that serves it
 
 
 def found(directory: Path, manifest: Manifest | None, tokenizer: bytes | None = None) -> Founded:
@@ -367,6 +378,19 @@ def _say(sentence: str) -> None:
     print(wrapped(sentence, sys.stdout), flush=True)
 
 
+def _own_line(founded: Founded, addresses: Sequence[str]) -> str:
+    """Return the founder's own command to serve stage 0 with the run's text, at the address that is nearest."""
+    nearest = max(addresses, key=lambda address: NEAREST_LAST.index(reach_of(address)))
+    joining = shlex.join(["noloco", "join", nearest, "--data", founded.text])
+    if not founded.signed.manifest.access.private:
+        return joining
+    directory = founded.seed_key.parent
+    inviting = (
+        ["noloco", "invite"] if directory == RUN_DIRECTORY else ["noloco", "invite", "--dir", str(directory)]
+    )
+    return f"NOLOCO_TOKEN=$({shlex.join(inviting)}) {joining}"
+
+
 def introduce(founded: Founded, addresses: list[str], address_file: Path | None) -> None:
     """Say on the screen, and in the file, what volunteers join with, and what the founder has to know."""
     if address_file is not None:
@@ -391,6 +415,9 @@ def introduce(founded: Founded, addresses: list[str], address_file: Path | None)
             "a line to join with."
         )
         _show_words(founded, addresses)
+    if founded.text:
+        _say("This machine trains on your text with this line, in another terminal and the same folder:")
+        print(f"    {_own_line(founded, addresses)}")
     if manifest.data.source == LOCAL:
         _say("Its text is what volunteers bring: who is to serve stage 0 adds --data FILE.")
     if founded.is_new:

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -194,6 +194,22 @@ def test_a_founder_types_it(tmp_path: Path) -> None:
         assert bool(kept["token"]) == (name == "private")
     refused = CliRunner().invoke(tools, ["invite", "--words", "--delegate", "x", "--dir", str(tmp_path)])
     assert (refused.exit_code, "--words is for the seed peer" in refused.stderr) == (MEND, True)
+
+
+@pytest.mark.parametrize(
+    ("is_private", "begins"),
+    [(True, "NOLOCO_TOKEN=$(noloco invite --dir {}) noloco join "), (False, "noloco join ")],
+    ids=["private", "open"],
+)
+def test_a_founder_gets_the_line_that_serves_the_own_text_as_it_stands(
+    is_private: bool, begins: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    near, far = "/ip4/127.0.0.1/tcp/31337/p2p/A", "/ip4/203.0.113.7/tcp/31337/p2p/A"
+    manifest = PRIVATE if is_private else load_preset("tiny")
+    founded = replace(found(tmp_path, manifest), text="my texts/*.txt")
+    introduce(founded, [far, near], None)
+    line = f"    {begins.format(tmp_path)}{near} --data 'my texts/*.txt'\n"
+    assert line in capsys.readouterr().out
 
 
 def test_founding_shows_them_on_a_terminal_and_in_no_log(
