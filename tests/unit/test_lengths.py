@@ -35,3 +35,9 @@ def test_lengths_are_counted() -> None:
         ("two", 2),
     ]
     assert len(FILES) > 500
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """pytest imports them by their names alone: of two it collects one, and fails when both are asked for."""
+    names = [file.name for file in FILES if file.name.startswith("test_")]
+    assert sorted(names) == sorted(set(names))
