@@ -140,12 +140,14 @@ class NodeOrders:
 
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+NO_INODE = "0"
 
 
 def user_at(end: tuple[str, int], other: tuple[str, int]) -> int | None:
     """Return the user whose process has `end` of a connection within this machine; None where nobody can say.
 
-    Linux alone lists it (proc(5), /proc/net/tcp).
+    Linux alone lists it (proc(5), /proc/net/tcp). An end that its process has closed is nobody's: it has no inode any
+    more, and Linux lists it as root's.
     """
     wanted = set(zip(_listed(end), _listed(other), strict=True))
     for table in TABLES:
@@ -154,7 +156,7 @@ def user_at(end: tuple[str, int], other: tuple[str, int]) -> int | None:
         except OSError:
             continue
         for fields in map(str.split, lines):
-            if (fields[1], fields[2]) in wanted:
+            if (fields[1], fields[2]) in wanted and fields[9] != NO_INODE:
                 return int(fields[7])
     return None
 

@@ -12,6 +12,9 @@ from statistics import median_low
 from protocol.windows import window
 
 SEEN = 15  # microbatches: one sender that reports another step, among others, moves their median by little
+# Estimates that must agree before the clock holds to a step for good. By chance a sender of a quarter has most of
+# SEEN microbatches, fifteen times in a row: the clock would be at the run's end ever after.
+AGREED = 4 * SEEN
 
 
 class RunClock:
@@ -20,14 +23,14 @@ class RunClock:
     Of two replicas of the first stage the quick one ends first, and the slow one's last microbatches carry earlier
     steps: a learning rate that rose again for these would undo what was learned.
 
-    Mutable state: for each of the last microbatches, how far the step it carried was from this replica's, and the
-    estimate then; the step that all of these agreed on; and the first pair of this replica's step and the run's.
+    Mutable state: for each of the last microbatches, how far the step it carried was from this replica's; the last
+    estimates; the step that all of these agreed on; and the first pair of this replica's step and the run's.
     """
 
     def __init__(self, total_steps: int) -> None:
         self._total_steps = total_steps
         self._ahead = deque[int](maxlen=SEEN)
-        self._estimates = deque[int](maxlen=SEEN)
+        self._estimates = deque[int](maxlen=AGREED)
         self._reached = 0
         self._first: tuple[int, int] | None = None
 
@@ -39,7 +42,7 @@ class RunClock:
         """Record that a microbatch of the run's step `carried` counted when this replica had taken `own` steps."""
         self._ahead.append(carried - own)
         self._estimates.append(self._estimate(own))
-        if len(self._estimates) == SEEN:
+        if len(self._estimates) == AGREED:
             self._reached = max(self._reached, min(self._estimates))
         if self._first is None:
             self._first = own, carried

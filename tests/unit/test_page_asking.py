@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from starlette.exceptions import HTTPException
 
-from bootstrap.dashboard.asking import ANSWER_SECONDS, PAUSE_SECONDS, Prompts
+from bootstrap.dashboard import asking
+from bootstrap.dashboard.asking import ANSWER_SECONDS, PAUSE_SECONDS, Prompts, user_at
 from bootstrap.dashboard.board import Sample
 from protocol.errors import JoinError, PeerUnreachable
 
@@ -77,3 +79,24 @@ async def test_no_prompt_and_a_long_one_cost_no_turn(prompt: str) -> None:
     assert (await run.refused(prompt))[0] == 400
     await run.prompts.answer("x" * 200)
     assert len(run.asked) == 1
+
+
+READER, SERVER = ("127.0.0.1", 0xEA58), ("127.0.0.1", 0xE457)
+TABLE_LINE = (
+    "1: 0100007F:EA58 0100007F:E457 {state} 00000000:00000000 03:0000176F 00000000 {user:>5} 0 {inode} 3 x"
+)
+
+
+@pytest.mark.parametrize(
+    ("state", "user", "inode", "found"),
+    [("01", 1000, 771206, 1000), ("05", 0, 0, None), ("04", 1000, 0, None)],
+    ids=["open", "closed", "closed, with data on their way"],
+)
+def test_an_end_that_its_process_has_closed_is_not_taken_for_roots(
+    state: str, user: int, inode: int, found: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user could otherwise order a node that runs as root: by closing the connection at once."""
+    table = tmp_path / "tcp"
+    table.write_text("header\n" + TABLE_LINE.format(state=state, user=user, inode=inode) + "\n")
+    monkeypatch.setattr(asking, "TABLES", (table, tmp_path / "missing"))
+    assert user_at(READER, SERVER) == found
