@@ -12,8 +12,9 @@ from statistics import median_low
 from protocol.windows import window
 
 SEEN = 15  # microbatches: one sender that reports another step, among others, moves their median by little
-# Estimates that must agree before the clock holds to a step for good. By chance a sender of a quarter has most of
-# SEEN microbatches, fifteen times in a row: the clock would be at the run's end ever after.
+# Estimates that must agree before the clock holds to a step for good, or in a short run as many as half of its steps.
+# By chance a sender of a quarter has most of SEEN microbatches, fifteen times in a row: the clock would be at
+# the run's end ever after.
 AGREED = 4 * SEEN
 
 
@@ -30,7 +31,7 @@ class RunClock:
     def __init__(self, total_steps: int) -> None:
         self._total_steps = total_steps
         self._ahead = deque[int](maxlen=SEEN)
-        self._estimates = deque[int](maxlen=AGREED)
+        self._estimates = deque[int](maxlen=max(SEEN, min(AGREED, total_steps // 2)))
         self._reached = 0
         self._first: tuple[int, int] | None = None
 
@@ -42,7 +43,7 @@ class RunClock:
         """Record that a microbatch of the run's step `carried` counted when this replica had taken `own` steps."""
         self._ahead.append(carried - own)
         self._estimates.append(self._estimate(own))
-        if len(self._estimates) == AGREED:
+        if len(self._estimates) == self._estimates.maxlen:
             self._reached = max(self._reached, min(self._estimates))
         if self._first is None:
             self._first = own, carried
