@@ -63,6 +63,7 @@ def seed_place(text: str) -> tuple[str, int]:
         host, port = parts.hostname, parts.port
         if not host or parts.netloc != text.strip() or "@" in text or port == 0 or len(host) > _LONGEST_NAME:
             raise ValueError
+        host.encode("idna")  # as the resolver does, which raises for what can be no name
     except ValueError:
         raise UserError(
             f"--at: {text[:80]!r} is not HOST or HOST:PORT. Write it as 203.0.113.7, or 203.0.113.7:{SEED_PORT}."

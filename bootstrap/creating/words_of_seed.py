@@ -65,17 +65,19 @@ def invite_by_words(directory: Path, token: str, now: float) -> str:
     return made.words
 
 
-def _kept(place: Path) -> dict[str, object]:
-    """Return what a file of either kind has; nothing of one that is missing, damaged or another user's."""
+def _kept(place: Path) -> dict[str, object] | None:
+    """Return the contents of a file of either kind: empty if it is missing, None if damaged or another user's."""
     try:
         raw = read_own(place)
-        told = json.loads(raw) if len(raw) <= MOST_BYTES else {}
+        told = json.loads(raw) if len(raw) <= MOST_BYTES else None
+        if not isinstance(told, dict):
+            raise ValueError
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as damage:
-        logger.warning("Cannot read %s (%s): it counts as missing.", place, type(damage).__name__)
-        return {}
-    return told if isinstance(told, dict) else {}
+        logger.warning("Cannot read %s (%s): remove it, and make other words.", place, type(damage).__name__)
+        return None
+    return told
 
 
 def _invitation_in(directory: Path) -> WordsInvitation | None:
@@ -145,6 +147,8 @@ class WordAnswers:
         over = _kept(self._directory / OVER)
         if invitation is None:
             raise _refusal("none")
+        if over is None:  # it may say that these words are used
+            raise Refused("failed", "this peer cannot read its disk")
         if over.get("number") == invitation.number:
             raise _refusal(str(over.get("why")))
         if self._wrong[invitation.number] >= MOST_TRIES:  # the file could not be written

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from bootstrap.dashboard.board import Sample
 from bootstrap.inspect.node_orders import ordered
@@ -38,7 +38,8 @@ ORDERS = {
 async def asked_by_own_page(request: Request, secret: str) -> str:
     """Return the body, as text, of a request of the page that this server gave out since it started.
 
-    Raises `HTTPException` with a sentence: 403 for others, 408, 413 and 400 for a body that is late, long or no text.
+    Raises `HTTPException` with a sentence: 403 for others, 408, 413 and 400 for a body that is late, long, cut off
+    or no text.
     """
     host, origins = request.headers.get("host", ""), request.headers.getlist("origin")
     if len(origins) != 1 or origins[0] not in (f"http://{host}", f"https://{host}"):
@@ -56,6 +57,8 @@ async def asked_by_own_page(request: Request, secret: str) -> str:
                     raise HTTPException(413, f"That is too long: {MOST_BYTES:,} bytes at most.")
     except TimeoutError:
         raise HTTPException(408, "The request did not arrive in time: send it again.") from None
+    except ClientDisconnect:  # nobody reads this: anybody could fill the log with tracebacks otherwise
+        raise HTTPException(400, "The request ended before its end.") from None
     try:
         return body.decode()
     except UnicodeDecodeError:

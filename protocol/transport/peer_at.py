@@ -25,6 +25,14 @@ _HOST_KEY = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")  # the certificate's 
 # of that extension, in DER: a sequence, and in it the octets of a PublicKey protobuf {type: Ed25519, data: 32 bytes}
 _SEQUENCE, _OCTETS_OF_KEY = 0x30, bytes.fromhex("042408011220")
 _KEY_BYTES = 32
+# by a certificate that is none, or is not a peer's; four of them are no `ValueError`
+_NO_PEERS = (
+    ValueError,
+    x509.DuplicateExtension,
+    x509.ExtensionNotFound,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
 
 
 async def address_at(host: str, port: int) -> str:
@@ -85,7 +93,7 @@ def _peer_in(certificate: bytes | None) -> str:
     try:
         extensions = x509.load_der_x509_certificate(certificate or b"").extensions
         told = extensions.get_extension_for_oid(_HOST_KEY).value
-    except (ValueError, x509.ExtensionNotFound):
+    except _NO_PEERS:
         raise RecordError("its certificate is not a peer's") from None
     raw = told.value if isinstance(told, x509.UnrecognizedExtension) else b""
     before, found, key = raw.partition(_OCTETS_OF_KEY)

@@ -7,9 +7,18 @@ from pathlib import Path
 
 import pytest
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import Message
 
 from bootstrap.dashboard import asking
-from bootstrap.dashboard.asking import ANSWER_SECONDS, PAUSE_SECONDS, Prompts, user_at
+from bootstrap.dashboard.asking import (
+    ANSWER_SECONDS,
+    PAUSE_SECONDS,
+    SECRET_HEADER,
+    Prompts,
+    asked_by_own_page,
+    user_at,
+)
 from bootstrap.dashboard.board import Sample
 from protocol.errors import JoinError, PeerUnreachable
 
@@ -100,3 +109,19 @@ def test_an_end_that_its_process_has_closed_is_not_taken_for_roots(
     table.write_text("header\n" + TABLE_LINE.format(state=state, user=user, inode=inode) + "\n")
     monkeypatch.setattr(asking, "TABLES", (table, tmp_path / "missing"))
     assert user_at(READER, SERVER) == found
+
+
+async def test_a_reader_who_goes_away_within_a_request_is_no_failure_of_the_server() -> None:
+    parts: list[Message] = [
+        {"type": "http.request", "body": b"The", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> Message:
+        return parts.pop(0)
+
+    headers = {"host": "127.0.0.1:1", "origin": "http://127.0.0.1:1", SECRET_HEADER: "secret"}
+    listed = [(name.encode(), value.encode()) for name, value in headers.items()]
+    with pytest.raises(HTTPException) as refusal:
+        await asked_by_own_page(Request({"type": "http", "headers": listed}, receive), "secret")
+    assert refusal.value.status_code == 400

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import datetime
 from itertools import combinations
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.addresses import seed_place
 from protocol.errors import RecordError, TokenError, UserError
 from protocol.identity import Identity
+from protocol.transport.peer_at import _peer_in
 from protocol.word_exchange import InvitersSide, NewcomersSide
 from protocol.words import (
     MAX_SEALED_BYTES,
@@ -25,6 +30,7 @@ from protocol.words import (
 )
 
 WORDS = "blue-walnut-lamp"
+STRANGE_NAME = [("2.5.29.17", bytes.fromhex("3004a3020500"))]  # subjectAltName: an x400Address
 TOKEN = "noloco-" + "A" * 400
 NEWCOMER, SEED, OTHER = (Identity.from_seed(name).peer_id for name in ("newcomer", "seed", "other"))
 
@@ -82,6 +88,9 @@ def test_any_text_is_words_or_is_refused(text: str) -> None:
         ("203.0.113.7", ("203.0.113.7", 31337)),
         ("seed.example.org:4001", ("seed.example.org", 4001)),
         ("[2001:db8::7]:31", ("2001:db8::7", 31)),
+        ("[fe80::7%eth0]", ("fe80::7%eth0", 31337)),
+        ("bücher.example", ("bücher.example", 31337)),
+        ("seed.example.", ("seed.example.", 31337)),
     ],
 )
 def test_where_the_seed_peer_is(text: str, place: tuple[str, int]) -> None:
@@ -89,11 +98,39 @@ def test_where_the_seed_peer_is(text: str, place: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", ":31", "a:0", "a:70000", "a:b", "a/b", "u@a", "/ip4/1.2.3.4/tcp/1", "x" * 300]
+    "text",
+    [
+        "",
+        ":31",
+        "a:0",
+        "a:70000",
+        "a:b",
+        "a/b",
+        "u@a",
+        "/ip4/1.2.3.4/tcp/1",
+        "x" * 300,
+        "seed..org",
+        "x" * 64,
+    ],
 )
 def test_a_wrong_place_is_told(text: str) -> None:
     with pytest.raises(UserError, match="--at"):
         seed_place(text)
+
+
+def test_a_certificate_that_no_peer_has_is_refused() -> None:
+    """A duplicate extension, a version that there is not, and a name of a kind that nobody reads."""
+    key, nobody, day = Ed25519PrivateKey.generate(), x509.Name([]), datetime(2026, 1, 1)
+    builder = x509.CertificateBuilder(nobody, nobody, key.public_key(), 1, day, day)
+    for oid, value in (("1.3.6.1.4.1.53594.1.1", b"x"), ("1.3.6.1.4.1.53594.1.2", b"y"), *STRANGE_NAME):
+        builder = builder.add_extension(x509.UnrecognizedExtension(x509.ObjectIdentifier(oid), value), False)
+    strange = builder.sign(key, None).public_bytes(Encoding.DER)
+    twice = strange.replace(b"\x83\xa2\x5a\x01\x02", b"\x83\xa2\x5a\x01\x01")
+    of_version_6 = strange.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x05")
+    assert len({strange, twice, of_version_6}) == 3
+    for certificate in (strange, twice, of_version_6, b"", None):
+        with pytest.raises(RecordError, match="is not a peer's"):
+            _peer_in(certificate)
 
 
 # --- the exchange ---------------------------------------------------------------------------------

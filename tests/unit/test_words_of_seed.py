@@ -159,6 +159,17 @@ async def test_without_an_invitation_there_is_nothing_to_try(seed: Inviting) -> 
 
 
 @in_time
+async def test_words_that_may_be_used_are_not_given_again(seed: Inviting) -> None:
+    """What became of them cannot be read: damaged, or another user's, or there are no open files left."""
+    assert await seed.tried() == seed.token
+    for damaged in (b"", b"{", b"[]", b" " * 10_000):
+        (seed.directory / OVER).write_bytes(damaged)
+        await asyncio.sleep(REST)
+        with pytest.raises(JoinError, match="cannot read"):
+            await seed.tried()
+
+
+@in_time
 async def test_a_peer_that_gives_no_words_is_told_from_one_that_has_none(seed: Inviting) -> None:
     seed.two.server.stop_handling(TryWords, ProveWords)
     with pytest.raises(JoinError, match="gives no invitation by words"):
