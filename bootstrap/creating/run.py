@@ -347,7 +347,8 @@ def _show_words(founded: Founded, addresses: Sequence[str]) -> None:
     if token:
         command = in_words(addresses, invite_by_words(directory, token, time.time()))
         print(
-            f"Or, for one person and within ten minutes:\n    {command}\nnoloco invite --words makes other words."
+            f"Or, for one person and within ten minutes:\n    {command}\n"
+            f"noloco invite --words --dir {directory} makes other words."
         )
 
 

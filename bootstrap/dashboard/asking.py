@@ -128,7 +128,7 @@ class NodeOrders:
         not do it. Orders may be repeated.
         """
         if order not in ORDERS:
-            raise HTTPException(400, f"There are the orders {', '.join(ORDERS)}.")
+            raise HTTPException(400, f"No node takes that order; it takes {', '.join(ORDERS)}.")
         if await in_background("reader's user", user_at, reader, server) != self._user:
             raise HTTPException(
                 403,

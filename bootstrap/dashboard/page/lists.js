@@ -69,7 +69,7 @@ export function drawHappenings(target, happenings, moment) {
 
 export function drawSamples(target, note, samples, moment) {
   const written = samples.filter((sample) => moment === null || sample.time <= moment).reverse();
-  text(note, written.length ? "What the weights wrote, once a minute and when a reader asked, the latest first; the first words are given." : "None yet: it takes a replica of each stage, and up to a minute.");
+  text(note, written.length ? "Texts by the weights of the time, one a minute and those that readers asked for, the latest first. The first words of each were given." : "None yet: it takes a replica of each stage, and up to a minute.");
   sync(target, written, (sample) => `${sample.time} ${sample.step}`, (sample) => {
     const of = `step ${amount(sample.step)}, round ${amount(sample.round)}${sample.loss === null ? "" : `, loss ${fixed(sample.loss, 3)}`}`;
     return element("li", {}, element("p", { class: "quiet" }, element("time", {}, clock(sample.time)), ` ${of}`), element("blockquote", {}, sample.words));
