@@ -32,7 +32,7 @@ from bootstrap.creating.newcomers import tell_newcomers
 from bootstrap.creating.staying import join_members, stay_with_members
 from bootstrap.creating.visit_token import RUN_KEY as RUN_KEY
 from bootstrap.creating.visit_token import issued_token, kept_visit_token
-from bootstrap.creating.words_of_seed import INVITATION, OVER, WordAnswers, invite_by_words
+from bootstrap.creating.words_of_seed import INVITATION, OVER, WordAnswers, invite_by_words, words_in_force
 from bootstrap.display import OTHER_ADDRESS_FILE, write_whole
 from node.dashboard_process import dashboard_beside, own_addresses
 from node.data.opening import LOCAL
@@ -340,12 +340,13 @@ async def keep_seed_peer(
 def _show_words(founded: Founded, addresses: Sequence[str]) -> None:
     """Print an invitation by words, for a founder who is there: not into a log that others may read.
 
-    Without the run's key there is none to make.
+    Words that the founder may have given away already stay. Without the run's key there are none to make.
     """
     directory = founded.seed_key.parent
     token = issued_token(directory, founded.signed, INVITED_SECONDS) if sys.stdout.isatty() else ""
     if token:
-        command = in_words(addresses, invite_by_words(directory, token, time.time()))
+        words = words_in_force(directory, time.time()) or invite_by_words(directory, token, time.time())
+        command = in_words(addresses, words)
         print(
             f"Or, for one person and within ten minutes:\n    {command}\n"
             f"noloco invite --words --dir {directory} makes other words."

@@ -13,6 +13,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -65,6 +66,13 @@ def invite_by_words(directory: Path, token: str, now: float) -> str:
     return made.words
 
 
+def words_in_force(directory: Path, now: float) -> str:
+    """Return the words that the founder may have given away by now and that are not over; empty for none."""
+    with suppress(Refused):
+        return _in_force(directory, now).words
+    return ""
+
+
 def _kept(place: Path) -> dict[str, object] | None:
     """Return the contents of a file of either kind: empty if it is missing, None if damaged or another user's."""
     try:
@@ -87,6 +95,21 @@ def _invitation_in(directory: Path) -> WordsInvitation | None:
         ):
             return WordsInvitation(number, words, token, expires)
     return None
+
+
+def _in_force(directory: Path, now: float) -> WordsInvitation:
+    """Return the invitation that a newcomer may use `now`. Raises `Refused`."""
+    invitation = _invitation_in(directory)
+    over = _kept(directory / OVER)
+    if invitation is None:
+        raise _refusal("none")
+    if over is None:  # it may say that these words are used
+        raise Refused("failed", "this peer cannot read its disk")
+    if over.get("number") == invitation.number:
+        raise _refusal(str(over.get("why")))
+    if not 0.0 < invitation.expires - now <= LIFE_SECONDS:  # nor after the clock was set back
+        raise _refusal("expired")
+    return invitation
 
 
 class WordAnswers:
@@ -143,18 +166,9 @@ class WordAnswers:
 
     def _in_force(self) -> WordsInvitation:
         """Return the invitation that may be used now. Raises `Refused`."""
-        invitation = _invitation_in(self._directory)
-        over = _kept(self._directory / OVER)
-        if invitation is None:
-            raise _refusal("none")
-        if over is None:  # it may say that these words are used
-            raise Refused("failed", "this peer cannot read its disk")
-        if over.get("number") == invitation.number:
-            raise _refusal(str(over.get("why")))
+        invitation = _in_force(self._directory, self._now())
         if self._wrong[invitation.number] >= MOST_TRIES:  # the file could not be written
             raise _refusal(ENDED)
-        if not 0.0 < invitation.expires - self._now() <= LIFE_SECONDS:  # nor after the clock was set back
-            raise _refusal("expired")
         return invitation
 
     def _end(self, invitation: WordsInvitation, why: str) -> None:

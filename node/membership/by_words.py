@@ -109,4 +109,4 @@ def _told(refusal: Refused) -> UserError:
                 "seed peer with --at, or ask for the whole line: noloco invite"
             )
         case _:
-            return later(JoinError(f"The seed peer did not answer ({refusal}). Try again in a minute."))
+            return later(JoinError(f"The seed peer refuses that now ({refusal}). Try again in a minute."))
