@@ -61,7 +61,9 @@ def micro(tmp_path: Path) -> Path:
     """A small run's manifest, as a founder writes it."""
     path = tmp_path / "micro.toml"
     text = as_toml(SignedManifest.from_bytes(MICRO.read_bytes()).manifest)
-    path.write_text(text.replace('clock = "replica"\n', ""), encoding="utf-8")  # which earlier versions do not know
+    path.write_text(
+        text.replace('clock = "replica"\n', ""), encoding="utf-8"
+    )  # which earlier versions do not know
     return path
 
 
