@@ -29,9 +29,9 @@ RARE = frozenset(
 MOST_HOURS = 300  # characters of them
 MANIFEST_FILE = "manifest.noloco"  # in the state directory of a node that has been a member of a run
 NO_ADDRESS = (
-    "Tell this node where the run is: noloco-node --join /ip4/…/tcp/…/p2p/…\n"
+    "Tell this node where the run is: noloco join /ip4/…/tcp/…/p2p/…\n"
     "The address of any member will do; the run's owner or any volunteer's log has one.\n"
-    "To found a run of your own: noloco-bootstrap --preset tiny. To try it alone: noloco swarm."
+    "To found a run of your own: noloco found --preset tiny. To try it alone: noloco swarm."
 )
 
 

@@ -86,7 +86,7 @@ class FirstState:
         if self._pretrained and manifest.start is None:
             raise CheckpointError(
                 f"Run '{manifest.name}' starts from random weights, not from {self._pretrained}. Leave "
-                "--from-checkpoint out, or found a run with it: noloco-bootstrap --from-checkpoint."
+                "--from-checkpoint out, or found a run with it: noloco found --from-checkpoint."
             )
         if is_move:
             await self._discovery.refresh()  # the node's view was that of its old stage

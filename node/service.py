@@ -314,7 +314,7 @@ class Service:
             self._told_missing = missing
             address = min(self.context.transport.addresses(), key=is_loopback)
             token = " --token TOKEN" if self.context.manifest.access.private else ""
-            told = "Another machine serves stage %s with: noloco-node --join %s --stage %s%s"
+            told = "Another machine serves stage %s with: noloco join %s --stage %s%s"
             logger.info(told, missing[0], address, missing[0], token)
         return missing_sentence(missing)
 
@@ -344,8 +344,8 @@ class Service:
             member.surroundings.state.remember(port=tcp_port(addresses), stage=self.stage)
         member.events.emit("addresses", addresses=addresses)
         logger.info("Others may join through this node:")
-        for address in addresses:
-            logger.info("  noloco-node --join %s", address)
+        for address in [one for one in addresses if not is_loopback(one)] or addresses:
+            logger.info("  noloco join %s", address)
 
     # --- what others see ----------------------------------------------------------------------
 

@@ -149,7 +149,7 @@ class Token:
             raise RecordError("of another form")
         except (RecordError, binascii.Error, ValueError):
             raise TokenError(
-                "This is not a token, or not all of it. Copy it again: one line that noloco-bootstrap invite "
+                "This is not a token, or not all of it. Copy it again: one line that noloco invite "
                 "printed. If it is whole, a later version made it: pip install --upgrade noloco-node"
             ) from None
 

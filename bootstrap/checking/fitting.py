@@ -21,8 +21,13 @@ def usual_devices() -> list[Device]:
     return [*map(processor_of, PROCESSORS), *gpus]
 
 
-def verdict(manifest: Manifest, devices: Sequence[Device], links: AssumedLinks, replicas: int) -> str:
-    """Say in a sentence which of the devices the run fits, else of the usual ones, and how long it takes."""
+def verdict(
+    manifest: Manifest, devices: Sequence[Device], links: AssumedLinks, replicas: int, machines: int = 0
+) -> str:
+    """Say in a sentence which of the devices the run fits, else of the usual ones, and how long it takes.
+
+    Of so many `machines`, where more are there than `replicas` of each stage take, one stage or another has more.
+    """
     costs = [(each, cost_of(manifest, each, links, replicas)) for each in devices or usual_devices()]
     fitting = [(each, cost) for each, cost in costs if cost is not None]
     if not fitting:
@@ -32,8 +37,10 @@ def verdict(manifest: Manifest, devices: Sequence[Device], links: AssumedLinks, 
     device, cost = next(quick, min(fitting, key=lambda one: one[1].hours))
     kind = device.name if device.name.startswith("machines") else f"{device.name}s"
     each = NUMBERS[replicas] if replicas < len(NUMBERS) else f"{replicas:,}"
+    needed = replicas * manifest.stages
+    at_least = "at least " * (machines > needed)
     return (
-        f"Fits {replicas * manifest.stages:,} {kind}, {each} replica{'s' * (replicas > 1)} a stage, "
+        f"Fits {max(machines, needed):,} {kind}, {at_least}{each} replica{'s' * (replicas > 1)} a stage, "
         f"{links.up() * 8e-6:g} Mbit/s up: about {duration(3600 * cost.hours)} for {count(cost.tokens)} tokens."
     )
 

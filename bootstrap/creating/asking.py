@@ -16,7 +16,7 @@ from node.data.hub import HUB
 from node.data.sources import DEFAULT_FIELD, places_of
 from node.machine.devices import DEVICES, processor_of
 from node.machine.limits import parse_size
-from node.watch.words import amount, duration
+from node.watch.words import amount
 from protocol.errors import NolocoError, UserError
 from protocol.manifest import BYTES, Manifest, load_preset, manifest_from
 
@@ -84,7 +84,7 @@ def _proposed(wishes: Wishes, size: str | None) -> Answered:
     if raw is not None:
         manifest = with_tokenizer(manifest, raw, is_preset=True)
     for said in (
-        verdict(manifest, [wishes.device], HOME, chosen.replicas),
+        verdict(manifest, [wishes.device], HOME, chosen.replicas, wishes.machines),
         in_words(chosen.cost, chosen.replicas),
     ):
         _console().print(said, highlight=False)
@@ -124,7 +124,7 @@ def _table(found: Sequence[Proposal]) -> Table:
         "vocabulary",
         "stages ×\nreplicas",
         "steps",
-        "takes",
+        "hours",
         "tokens a\nparameter",
     )
     table = plain_table("", headings, left=("size",))
@@ -136,7 +136,7 @@ def _table(found: Sequence[Proposal]) -> Table:
             f"{model.vocab_size:,}",
             f"{one.manifest.stages} × {one.replicas}",
             f"{steps:,}",
-            duration(3600 * one.cost.hours),
+            amount(one.cost.hours),
             amount(one.cost.tokens / parameters_of(one.manifest)),
         )
     return table

@@ -127,7 +127,7 @@ def init(
     own = f" --tokenizer {made}" if made else " --tokenizer tokenizer.json (or hub:NAME)" * lacks_tokenizer
     print(f"Found the run: noloco found --manifest {file}{own}")
     if manifest.data.source == "local":
-        print(f"Its text is what volunteers bring: who is to serve stage 0 adds --data {run.text or 'FILE'}.")
+        print(f"Its text is what volunteers bring: whoever serves stage 0 adds --data {run.text or 'FILE'}.")
 
 
 def answered(given: dict[str, object], size: str | None = None) -> Answered:

@@ -31,7 +31,7 @@ def reach_of(address: str) -> str:
 
 
 def keep_addresses(directory: Path, addresses: Sequence[str]) -> None:
-    """Write the seed peer's addresses beside its key, for `noloco-bootstrap invite`. Raises `UserError`."""
+    """Write the seed peer's addresses beside its key, for `noloco invite`. Raises `UserError`."""
     listed = "".join(f"{address}\n" for address in addresses)
     write_whole(directory / ADDRESSES, listed, "Choose another --dir.")
 
@@ -46,7 +46,7 @@ def kept_addresses(directory: Path) -> list[str]:
 
 def in_a_line(addresses: Sequence[str], token: str = "") -> str:
     """Return the command to join with, through the address that most can reach."""
-    command = f"noloco-node --join {_widest(addresses)}"
+    command = f"noloco join {_widest(addresses)}"
     return f"{command} --token {token}" if token else command
 
 

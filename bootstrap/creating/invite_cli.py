@@ -1,4 +1,4 @@
-"""`noloco-bootstrap invite`, `delegate` and `revoke`: who may come into a private run, and who may not any more."""
+"""`noloco invite`, `delegate` and `revoke`: who may come into a private run, and who may not any more."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def invite(
     Keep it as secret as a key. For an open run, which has no tokens, print that line alone. With --words the run's
     seed peer, which has the same --dir, gives the token to the one who types them.
 
-    Example: noloco-bootstrap invite --uses 5 --days 30
+    Example: noloco invite --uses 5 --days 30
     """
     from bootstrap.creating.invitation import in_a_line, kept_addresses, show_code
     from bootstrap.creating.inviting import Issuer, is_open
@@ -61,7 +61,7 @@ def invite(
     show_code(line, sys.stderr)
     typer.echo(
         f"For {uses} peer{'s' if uses > 1 else ''} and {days:g} days. To take it back: "
-        f"noloco-bootstrap revoke {token.invitation.serial.hex()}",
+        f"noloco revoke {token.invitation.serial.hex()}",
         err=True,
     )
 
@@ -90,7 +90,7 @@ def _invite_by_words(uses: int, days: float, delegate_file: Path | None, directo
     )
     if token is not None:
         typer.echo(
-            f"To take it back: noloco-bootstrap revoke {token.invitation.serial.hex()}",
+            f"To take it back: noloco revoke {token.invitation.serial.hex()}",
             err=True,
         )
 
@@ -104,7 +104,7 @@ def delegate(
 
     Revoking the file ends all of them.
 
-    Example: noloco-bootstrap delegate friend.delegate
+    Example: noloco delegate friend.delegate
     """
     from bootstrap.creating.inviting import write_delegate
 
@@ -112,8 +112,8 @@ def delegate(
         named = write_delegate(directory, file, days)
     except NolocoError as error:
         fail(error)
-    print(f"Wrote {file}. Its holder makes tokens: noloco-bootstrap invite --delegate {file}")
-    print(f"To take it back: noloco-bootstrap revoke {named}")
+    print(f"Wrote {file}. Its holder makes tokens: noloco invite --delegate {file}")
+    print(f"To take it back: noloco revoke {named}")
 
 
 def revoke(
@@ -127,7 +127,7 @@ def revoke(
 
     A seed peer that runs from the same --dir tells the members; otherwise name one with --join.
 
-    Example: noloco-bootstrap revoke 12D3KooW…
+    Example: noloco revoke 12D3KooW…
     """
     from bootstrap.creating.inviting import publish, revoked_with
 

@@ -18,6 +18,7 @@ SMALLEST_VOCABULARY = 1_024  # that is worth training, where the preset is for b
 # after which more of them bring little
 ENOUGH, MOST = 20, 400
 LEAST_STEPS = 100
+CLIP = 1.5  # of a run that strangers may join, whose partners are not trusted: docs/defence.md
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ def _base(wishes: Wishes, preset: str, vocabulary: int | None) -> Manifest:
     contents["name"] = wishes.name
     contents["data"]["source"] = wishes.text if wishes.text == "python-stdlib" else "local"
     contents["access"]["private"] = wishes.is_private
+    if not wishes.is_private:
+        contents["outer"]["clip"] = contents["outer"]["clip"] or CLIP
     model = contents["model"]
     if wishes.tokenizer == BYTES:
         model["vocab_size"] = BYTE_VALUES

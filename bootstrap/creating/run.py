@@ -338,7 +338,7 @@ async def keep_seed_peer(
 
 
 def _show_words(founded: Founded, addresses: Sequence[str]) -> None:
-    """Print an invitation by words, for a founder who is there: not into a log that others may read.
+    """Print an invitation by words on a terminal, but never into a log that others may read.
 
     Words that the founder may have given away already stay. Without the run's key there are none to make.
     """
@@ -372,7 +372,7 @@ def keeps_copies(signed: SignedManifest, keep: bool | None) -> bool:
 
 
 def kept_in(place: Path) -> Callable[[bytes], bytes]:
-    """The `kept` of `Revoking`: the file that `noloco-bootstrap revoke` writes; others' lists do not change it."""
+    """The `kept` of `Revoking`: the file that `noloco revoke` writes; others' lists do not change it."""
     return lambda _: place.read_bytes() if place.exists() else b""
 
 
@@ -410,10 +410,10 @@ def introduce(founded: Founded, addresses: list[str], address_file: Path | None)
     _say("Volunteers join with one of these, each in a directory of its own or with --state-dir:")
     for address in addresses:
         print(f"  from {reach_of(address)}:")
-        print(f"    noloco-node --join {address}")
+        print(f"    noloco join {address}")
     if manifest.access.private:
         _say(
-            f"The run is private: noloco-bootstrap invite --dir {founded.seed_key.parent} makes tokens, and of each "
+            f"The run is private: noloco invite --dir {founded.seed_key.parent} makes tokens, and of each "
             "a line to join with."
         )
         _show_words(founded, addresses)
@@ -421,7 +421,7 @@ def introduce(founded: Founded, addresses: list[str], address_file: Path | None)
         _say("This machine trains on your text with this line, in another terminal and the same folder:")
         print(f"    {_own_line(founded, addresses)}")
     if manifest.data.source == LOCAL:
-        _say("Its text is what volunteers bring: who is to serve stage 0 adds --data FILE.")
+        _say("Its text is what volunteers bring: whoever serves stage 0 adds --data FILE.")
     if founded.is_new:
         _say(
             f"{founded.seed_key.with_name(RUN_KEY)} is the run's key. Who has it can sign plans for the run "

@@ -74,7 +74,7 @@ class Pages:
         prompts: Prompts | None = None,
         orders: NodeOrders | None = None,
     ) -> None:
-        """`now` is the wall clock that the board goes by; who watches is told to the `audience`.
+        """`now` is the wall clock that the board goes by; the `audience` hears of everybody who watches.
 
         `join` is the `invitation` to the run, where it can be joined; `prompts` and `orders` are those that the page
         may ask for, if any.

@@ -37,6 +37,7 @@ FIRST_PATIENCE = (
 )
 USUAL, LEAST_PATIENCE = 3.0, 5.0  # the same for a later one: times the longest answer, and seconds at least
 FORGIVEN = 5  # times that the route may forget what it has seen; then all tokens go each time, unasked
+_ONE_SET = "Generate from an export, or when the run is complete, for one set of weights throughout."
 
 
 @dataclass
@@ -59,7 +60,8 @@ class SwarmAnswer:
     When the route fails, or an answer takes far longer than those before, the next route is asked beside it with the
     whole text; the first that answers goes on.
 
-    Mutable state: the routes, the one in use first; the longest answer; which rounds the replicas in use are in.
+    Mutable state: the routes, the one in use first; the longest answer; which rounds the replicas in use are in;
+    whether it was told how to get one set of weights.
 
     A round that ends meanwhile is told to `tell`: what follows is computed by the new weights, from the first
     token of the text on. So is another route.
@@ -77,6 +79,7 @@ class SwarmAnswer:
         self._tell = tell
         self._longest: float | None = None  # seconds that an answer took so far
         self.rounds: list[int] = []
+        self._is_advised = False
 
     async def tokens(
         self, prompt: Sequence[int], decoding: Decoding, end_of_text: int | None
@@ -186,10 +189,9 @@ class SwarmAnswer:
         if self.rounds and rounds != self.rounds:
             changed = [stage for stage, (a, b) in enumerate(zip(self.rounds, rounds, strict=False)) if a != b]
             stages = ", ".join(sorted({str(stage % self._observer.manifest.stages) for stage in changed}))
-            self._tell(
-                f"A round ended at stage {stages}: what follows is by the new weights. Generate from an export, "
-                "or when the run is complete, for one set of weights throughout."
-            )
+            advice = "" if self._is_advised else f" {_ONE_SET}"
+            self._is_advised = True
+            self._tell(f"A round ended at stage {stages}: what follows is by the new weights.{advice}")
         self.rounds = rounds
 
 

@@ -20,7 +20,7 @@ import torch
 from bootstrap.inspect.credentials import token_finder
 from node.membership.discovery import DHT_DEADLINE, read_whole_stage
 from node.membership.entry import enter
-from node.membership.joining import DIAL_DEADLINE, HELLO_DEADLINE, greet, payload_limits
+from node.membership.joining import DIAL_DEADLINE, HELLO_DEADLINE, greet, passing_by, payload_limits
 from node.membership.view import Member, View
 from node.model.replica import PIECE_PARAMETERS
 from node.model.stage import parameter_count
@@ -28,9 +28,7 @@ from node.state.transfer import fetch_slow_weights, piece_count
 from protocol.admission import Admission
 from protocol.door import STRANGER
 from protocol.errors import JoinError, NolocoError, Refused, TokenError, later
-from protocol.folders import temporary_folder
 from protocol.ground import PeerId
-from protocol.identity import Identity
 from protocol.manifest import Manifest
 from protocol.messages.peers import MOST_POSITIONS, GetStateSample, GetStats, NodeStats
 from protocol.patience import Patience
@@ -38,7 +36,6 @@ from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import all_of, cancelled
 from protocol.transport.base import Transport
-from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 T = TypeVar("T")
 
@@ -57,6 +54,7 @@ PIECES_SAMPLED = 4  # of a stage, for the spread
 FEWEST_TO_TELL = 3  # replicas, of which one that lies about its weights stands out
 FAR = 10.0  # times the median replica's distance; honest ones of one stage are within two of each other
 MOST_SHOWN = 8_192  # members of a stage
+_CHECK = "Check that the address is current and complete, that the peer runs, and that its TCP port is open."
 
 
 @dataclass(frozen=True)
@@ -271,29 +269,11 @@ async def visit(
     """
     if not join:
         raise JoinError("Name the run: --join /ip4/…/tcp/…/p2p/… (the address of any member).")
-    with temporary_folder("noloco-visit-") as directory:
-        key = directory / "identity.key"
-        Identity.generate().save(key)
-        transport = Libp2pTransport(key, Libp2pConfig(host="0.0.0.0", client_only=True))
-        rpc = Rpc(transport)
-        try:
-            await transport.start()
-            reached = await transport.connect(join, DIAL_DEADLINE)
-            if not reached:
-                raise later(
-                    JoinError(
-                        "\n  ".join(["No peer answered at:", *join])
-                        + "\nCheck that the address is current and "
-                        "complete, that the peer runs, and that its TCP port is open."
-                    )
-                )
-            greeting = await greet(rpc, transport, sorted(reached), None)
-            finder = token_finder(token, directories)
-            admission = await enter(rpc, greeting.signed, greeting.revoked, finder, takes_part=False)
-            yield Observer(transport, rpc, greeting.signed, _tell_on_stderr, admission)
-        finally:
-            await rpc.close()
-            await transport.close()
+    async with passing_by(join, _CHECK) as here:
+        greeting = await greet(here.rpc, here.transport, here.reached, None)
+        finder = token_finder(token, directories)
+        admission = await enter(here.rpc, greeting.signed, greeting.revoked, finder, takes_part=False)
+        yield Observer(here.transport, here.rpc, greeting.signed, _tell_on_stderr, admission)
 
 
 def _tell_on_stderr(sentence: str) -> None:

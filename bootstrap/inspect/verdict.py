@@ -119,7 +119,7 @@ def _unserved(seen: Seen, stage: int) -> float:
 
 def _last_replicas(seen: Seen) -> list[Finding]:
     return [
-        Finding(Severity.WARNING, "one-replica", f"stage {stage} has one replica left", stage)
+        Finding(Severity.WARNING, "one-replica", f"stage {stage} has only one replica", stage)
         for stage in range(seen.stages)
         if len(seen.serving(stage)) == 1
     ]

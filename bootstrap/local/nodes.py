@@ -67,7 +67,7 @@ class LocalPlan:
         texts = [text if text.startswith(HUB) else str(at_home(text).absolute()) for text in self.data]
         named = [word for text in texts for word in ("--data", text)]
         field = ["--text-field", self.text_field] if self.data and self.text_field != DEFAULT_FIELD else []
-        return shlex.join(["noloco-node", "--join", address, *named, *field])
+        return shlex.join(["noloco", "join", address, *named, *field])
 
     def names(self) -> dict[str, int]:
         """The stage of each node, by its name; a replica of every stage first, so that training can begin."""

@@ -324,7 +324,7 @@ def at_same_bytes(outcomes: Sequence[LearningResult]) -> list[dict[str, object]]
 
 
 def _loss_at(outcome: LearningResult, sent: float) -> float | None:
-    """Read the loss off the curve where a replica had sent so many bytes, which it sends evenly."""
+    """Return the loss at which a replica had `sent` so many bytes, if it sends them evenly."""
     if not outcome.bytes_per_replica:
         return None
     points = points_of(outcome)

@@ -22,6 +22,7 @@ TOKENS_AHEAD = 2**18  # more than are tokenised at once: a device that is quicke
 MOST_AHEAD = 64  # microbatches, for the sake of tokens; small ones are no device's that is so quick
 FIRST_TOLD_SECONDS = 10.0
 TOLD_SECONDS = 60.0
+WORTH_TELLING = 0.03  # of the time: whose training waits for its data longer is told again each minute
 
 
 class Feed:
@@ -158,12 +159,16 @@ def _next(batches: Iterator[tuple[Batch, Position]]) -> tuple[Batch, Position]:
 
 
 class FeedReport:
-    """Reports now and then how fast text is tokenised and how long training waited for it."""
+    """Reports now and then how fast text is tokenised and how long training waited for it.
+
+    People are told once, and again where training waits for it.
+    """
 
     def __init__(self, feed: Feed, events: Events) -> None:
         self._feed = feed
         self._events = events
         self._next = asyncio.get_running_loop().time() + FIRST_TOLD_SECONDS
+        self._is_told = False
 
     def tell(self) -> None:
         """Report when it is time and something was tokenised; called once a step."""
@@ -174,14 +179,20 @@ class FeedReport:
         (nbytes, tokens), waited = tally.rate(), self._feed.waited()
         position = self._feed.position()
         speed = f"tokenising at {nbytes / 1e6:.1f} MB/s ({tokens:,.0f} tokens/s); " if nbytes else ""
-        self._events.say(
+        sentence = (
             f"Data: {speed}training waited for it {waited:.2%} of the time. Epoch {position.epoch}, document "
-            f"{position.document:,}.",
-            "data",
-            bytes_per_second=round(nbytes),
-            tokens_per_second=round(tokens),
-            waited_fraction=round(waited, 6),
-            documents=tally.documents,
-            epoch=position.epoch,
-            document=position.document,
+            f"{position.document:,}."
         )
+        facts = {
+            "bytes_per_second": round(nbytes),
+            "tokens_per_second": round(tokens),
+            "waited_fraction": round(waited, 6),
+            "documents": tally.documents,
+            "epoch": position.epoch,
+            "document": position.document,
+        }
+        if not self._is_told or waited > WORTH_TELLING:
+            self._is_told = True
+            self._events.say(sentence, "data", **facts)
+        else:
+            self._events.emit("data", **facts)

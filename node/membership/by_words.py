@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from node.membership.joining import DIAL_DEADLINE
+from node.membership.joining import passing_by
 from protocol.addresses import check_address, peer_id_in, seed_place
 from protocol.errors import JoinError, NolocoError, RecordError, Refused, TokenError, UserError, later
-from protocol.folders import temporary_folder
 from protocol.ground import PeerId
-from protocol.identity import Identity
 from protocol.messages.peers import ProveWords, TryWords
 from protocol.rpc import Rpc
 from protocol.tokens import Token
 from protocol.transport.base import Transport
-from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 from protocol.transport.peer_at import address_at
 from protocol.word_exchange import NewcomersSide
 from protocol.words import read_words
@@ -34,29 +31,10 @@ async def accept_invitation(words: str, addresses: Sequence[str], at: str) -> tu
     words, known = read_words(words), [check_address(address) for address in addresses]
     if not known:
         known = [await address_at(*seed_place(at))]
-    with temporary_folder("noloco-invited-") as directory:
-        key = directory / "identity.key"
-        Identity.generate().save(key)
-        transport = Libp2pTransport(key, Libp2pConfig(host="0.0.0.0", client_only=True))
-        rpc = Rpc(transport)
-        try:
-            await transport.start()
-            reached = await transport.connect(known, DIAL_DEADLINE)
-            if not reached:
-                raise later(
-                    JoinError(
-                        "No peer answered at:\n  "
-                        + "\n  ".join(known)
-                        + "\nCheck that the seed peer runs and that "
-                        "its TCP port is open."
-                    )
-                )
-            inviting = reached[0]
-            token = await exchange(rpc, transport, inviting, words)
-            return next(address for address in known if peer_id_in(address) == inviting), token
-        finally:
-            await rpc.close()
-            await transport.close()
+    async with passing_by(known, "Check that the seed peer runs and that its TCP port is open.") as here:
+        inviting = here.reached[0]
+        token = await exchange(here.rpc, here.transport, inviting, words)
+        return next(address for address in known if peer_id_in(address) == inviting), token
 
 
 async def exchange(rpc: Rpc, transport: Transport, inviting: PeerId, words: str) -> str:

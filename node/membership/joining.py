@@ -6,8 +6,8 @@ The manifest also says how large the frames are that a member may get.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,13 +19,16 @@ from node.watch.events import Events
 from protocol.addresses import network_of
 from protocol.compatibility import spoken_by, what_to_upgrade
 from protocol.errors import ClockError, JoinError, LaterVersion, NolocoError, later
+from protocol.folders import temporary_folder
 from protocol.ground import PeerId
+from protocol.identity import Identity
 from protocol.manifest import Manifest
 from protocol.messages.peers import Hello, Welcome
 from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import all_of
 from protocol.transport.base import Transport
+from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 DIAL_DEADLINE = 15.0
 GREETINGS = 5  # tries, a second apart
@@ -68,6 +71,37 @@ def serve_greeting(
         )
 
     rpc.handle(Hello.answered_by(on_hello))
+
+
+@dataclass(frozen=True)
+class Passing:
+    """A peer of a new key that comes to ask and goes: it serves nothing."""
+
+    transport: Transport
+    rpc: Rpc
+    reached: list[PeerId]  # of those it has dialled
+
+
+@asynccontextmanager
+async def passing_by(addresses: Sequence[str], check: str) -> AsyncIterator[Passing]:
+    """Dial the addresses as a peer that leaves nothing behind; what to `check` is said if nobody answers.
+
+    Takes `DIAL_DEADLINE` at most. Raises `JoinError`.
+    """
+    with temporary_folder("noloco-visit-") as directory:
+        key = directory / "identity.key"
+        Identity.generate().save(key)
+        transport = Libp2pTransport(key, Libp2pConfig(host="0.0.0.0", client_only=True))
+        rpc = Rpc(transport)
+        try:
+            await transport.start()
+            reached = await transport.connect(addresses, DIAL_DEADLINE)
+            if not reached:
+                raise later(JoinError("\n  ".join(["No peer answered at:", *addresses]) + f"\n{check}"))
+            yield Passing(transport, rpc, sorted(reached))
+        finally:
+            await rpc.close()
+            await transport.close()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""POSTs to the page: who has the run write a text, and who orders the node beside the page, and what nobody can."""
+"""POSTs to the page: who may ask for a text, who may order the node beside the page, and what nobody may."""
 
 from __future__ import annotations
 

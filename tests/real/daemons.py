@@ -158,7 +158,7 @@ class SeedDaemon(Daemon):
         super().__init__(command, directory / "output.log", prefix)
 
     def join_address(self, starting_with: str = "/ip4/127.0.0.1/") -> str:
-        return self.wait_for(rf"noloco-node --join ({re.escape(starting_with)}\S+)").group(1)
+        return self.wait_for(rf"(?:noloco join|noloco-node --join) ({re.escape(starting_with)}\S+)").group(1)
 
 
 def wait_until(

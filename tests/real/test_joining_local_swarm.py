@@ -45,8 +45,8 @@ def rows_of(address: str) -> list[dict[str, Any]]:
 
 def guest_of(swarm: Daemon, directory: Path) -> Daemon:
     """A node started by the line that the swarm printed, in a terminal of its own."""
-    line = swarm.wait_for(r"(noloco-node --join /ip4/127\.0\.0\.1/\S+)\n").group(1)
-    _, *arguments = shlex.split(line)
+    line = swarm.wait_for(r"(noloco join /ip4/127\.0\.0\.1/\S+)\n").group(1)
+    _, _, *arguments = shlex.split(line)
     state = directory / "guest"
     return Daemon(
         [sys.executable, "-m", "node.cli", *arguments, f"--state-dir={state}"], directory / "guest.log"

@@ -94,8 +94,8 @@ def test_a_new_user_gets_from_text_to_a_model_that_writes(tmp_path: Path, termin
                     node.wait_for("The run is complete here", PATIENCE)
             terminals.append(machines[block.machine].paste(text))
             terminal = terminals[-1]
-            if "noloco-bootstrap" in text:
-                join = terminal.wait_for(rf"noloco-node --join (/ip4/{OUTSIDE}/\S+)", PATIENCE).group(1)
+            if "noloco found" in text:
+                join = terminal.wait_for(rf"noloco join (/ip4/{OUTSIDE}/\S+)", PATIENCE).group(1)
             elif block.stays:
                 nodes.append(terminal)
                 terminal.wait_for("Serving stage", PATIENCE)

@@ -70,7 +70,7 @@ def founding(host: str = "127.0.0.1") -> dict[str, str]:
 
 
 def address_in(seed: Daemon) -> str:
-    return seed.wait_for(r"noloco-node --join (/ip4/127\.0\.0\.1/\S+)").group(1)
+    return seed.wait_for(r"noloco join (/ip4/127\.0\.0\.1/\S+)").group(1)
 
 
 def ended(confinement: Confinement, *command: str) -> subprocess.CompletedProcess[str]:
@@ -200,7 +200,7 @@ def test_seed_and_node_start_as_compose_starts_them(tmp_path: Path) -> None:
         )
         daemons[name] = Daemon(words, tmp_path / f"{name}.log", confinement.prefix())
         if name == "seed":
-            daemons[name].wait_for("noloco-node --join")
+            daemons[name].wait_for("noloco join")
     node = daemons["node"]
     node.wait_for(JOINED, LONG)
     for daemon in (node, daemons["seed"]):

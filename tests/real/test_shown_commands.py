@@ -96,7 +96,7 @@ def test_the_tutorial_from_its_first_command_to_its_last(tmp_path: Path) -> None
         (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
     )
     seed = Terminal(found, tmp_path, "seed")
-    address = seed.wait_for(r"noloco-node --join (/ip4/127\S+)", patience(LONGEST)).group(1)
+    address = seed.wait_for(r"noloco join (/ip4/127\S+)", patience(LONGEST)).group(1)
     first = Terminal(noor.replace("ADDRESS", address), tmp_path, "noor")
     first.wait_for("Serving stage", patience(LONGEST))
     second = Terminal(sam.replace("ADDRESS", address), tmp_path, "sam")

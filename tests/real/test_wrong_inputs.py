@@ -52,7 +52,7 @@ def seed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeedDaemon]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), ("--join /ip4/", "noloco-bootstrap", "noloco swarm")),
+        ((), ("noloco join /ip4/", "noloco found", "noloco swarm")),
         (("--join", "not-an-address"), ("not-an-address", "/p2p/")),
         (("--join", NOBODY), ("No peer answered", "Check that")),
         (("--join", NOBODY, "--device", "gpu"), ("gpu", "--device cpu")),

@@ -101,5 +101,5 @@ def test_a_last_stage_without_a_first_names_it_and_the_line_to_pass_on(
     run_swarm(main())
     lines = [line for line in caplog.messages if "Another machine serves stage" in line]
     assert len(lines) == 1, "however often it is looked at"
-    assert "noloco-node --join " in lines[0]
+    assert "noloco join " in lines[0]
     assert lines[0].endswith(" --stage 0")

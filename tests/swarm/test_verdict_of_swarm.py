@@ -39,7 +39,7 @@ def test_a_stage_that_loses_its_replicas_one_by_one_and_gets_one_back() -> None:
         assert {"learning", "training"} & set(await said_by(visitor))
         first, second = numbers_of_stage(swarm, 1)
         swarm.kill(first)
-        assert (await said_by(visitor))["one-replica"].sentence == "stage 1 has one replica left"
+        assert (await said_by(visitor))["one-replica"].sentence == "stage 1 has only one replica"
         swarm.kill(second)
         await asyncio.sleep(32.0)
         found = (await said_by(visitor))["stage-empty"]

@@ -133,7 +133,7 @@ async def test_text_is_tokenised_sixteen_documents_at_once() -> None:
     assert {size for _, size in tokenizer.seen} == {16}
 
 
-async def test_how_tokenising_goes_is_told_after_ten_seconds_and_every_minute(
+async def test_how_tokenising_goes_is_told_once_and_noted_every_minute(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     feed, events = feed_of(Numbers()), list[dict[str, Any]]()
@@ -152,4 +152,4 @@ async def test_how_tokenising_goes_is_told_after_ten_seconds_and_every_minute(
         r"Data: tokenising at [\d.]+ MB/s \([\d,]+ tokens/s\); training waited for it [\d.]+% of the time\. "
     )
     assert all(re.fullmatch(pattern + r"Epoch 0, document \d+\.", said) for said in caplog.messages)
-    assert len(caplog.messages) == 4
+    assert len(caplog.messages) == 1, "training did not wait"

@@ -40,7 +40,7 @@ def test_a_written_manifest_is_told_with_its_true_size_and_what_founding_it_take
     answer = CliRunner().invoke(app, ["init", str(tmp_path / "run.toml"), "--size", "llama-1.3b", "--yes"])
     assert "a model of 1.6B parameters and a vocabulary of 128,002 (524M)" in answer.output
     assert "--tokenizer tokenizer.json (or hub:NAME)" in answer.output
-    assert "who is to serve stage 0 adds --data FILE" in answer.output
+    assert "whoever serves stage 0 adds --data FILE" in answer.output
     small = CliRunner().invoke(app, ["init", str(tmp_path / "small.toml"), "--yes"])
     assert "--tokenizer" not in small.output
     assert "--data" not in small.output
@@ -106,12 +106,12 @@ def test_what_a_founder_reads(
     run.introduce(founded, [address], None)
     printed = capsys.readouterr().out
     text = " ".join(printed.split())  # sentences go on over lines of a terminal
-    assert f"    noloco-node --join {address}\n" in printed
+    assert f"    noloco join {address}\n" in printed
     assert f"{tmp_path / 'run' / 'run.key'} is the run's key." in text
     assert "Keep a copy elsewhere" in text
     assert "295,488 parameters" in text
     assert ("█" in text or "▀" in text) == is_terminal  # a code for cameras
-    assert printed.rfind("▀") < printed.index("noloco-node --join")  # it pushes no address off the screen
+    assert printed.rfind("▀") < printed.index("noloco join")  # it pushes no address off the screen
     run.introduce(found(tmp_path / "run", None), [address], None)
     assert "is the run's key" not in capsys.readouterr().out
 
@@ -124,8 +124,8 @@ FAR, NEAR, HERE = (f"/ip4/{host}/tcp/31337/p2p/P" for host in ("1.2.3.4", "192.1
     [([HERE, NEAR, FAR], FAR), ([HERE, NEAR], NEAR), ([HERE], HERE), ([], "ADDRESS")],
 )
 def test_an_invitation_names_the_address_that_most_can_reach(addresses: list[str], named: str) -> None:
-    assert invitation.in_a_line(addresses) == f"noloco-node --join {named}"
-    assert invitation.in_a_line(addresses, "noloco-x") == f"noloco-node --join {named} --token noloco-x"
+    assert invitation.in_a_line(addresses) == f"noloco join {named}"
+    assert invitation.in_a_line(addresses, "noloco-x") == f"noloco join {named} --token noloco-x"
 
 
 class Screen(io.StringIO):
@@ -139,7 +139,7 @@ class Screen(io.StringIO):
 def test_a_code_is_drawn_of_what_others_can_join_with(address: str, is_drawn: bool) -> None:
     screen, file = Screen(), io.StringIO()
     for where in (screen, file):
-        invitation.show_code(f"noloco-node --join {address} --token {'x' * 200}", where)
+        invitation.show_code(f"noloco join {address} --token {'x' * 200}", where)
     assert bool(screen.getvalue()) == is_drawn
     assert not file.getvalue()
 
@@ -156,6 +156,6 @@ def test_an_invitation_is_one_line(tmp_path: Path, is_private: bool) -> None:
     printed = answer.stdout.strip()
     if is_private:
         assert printed.startswith("noloco-")
-        assert f"In one line: noloco-node --join {FAR} --token {printed}" in answer.stderr
+        assert f"In one line: noloco join {FAR} --token {printed}" in answer.stderr
     else:
-        assert printed == f"noloco-node --join {FAR}"
+        assert printed == f"noloco join {FAR}"

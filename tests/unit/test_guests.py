@@ -47,7 +47,7 @@ def test_the_line_for_one_more_node_names_the_text_where_it_is(
     )  # fmt: skip
     address = "/ip4/127.0.0.1/tcp/5/p2p/x"
     assert shlex.split(plan.joining(address)) == [
-        "noloco-node", "--join", address, "--data", f"{tmp_path}/books/*.txt", "--data", "hub:a/b",
+        "noloco", "join", address, "--data", f"{tmp_path}/books/*.txt", "--data", "hub:a/b",
         "--data", "/abs/a file.jsonl", "--text-field", "body",
     ]  # fmt: skip
-    assert replace(plan, data=()).joining(address) == f"noloco-node --join {address}"
+    assert replace(plan, data=()).joining(address) == f"noloco join {address}"

@@ -45,7 +45,7 @@ CASES: dict[str, tuple[list[Sighting], str]] = {
         [node(0, n, no_peer_seconds=32.0) for n in range(2)],
         "stage 1: nobody for 32 s, training stands still",
     ),
-    "one-replica": ([*pairs(1), node(1)], "stage 1 has one replica left"),
+    "one-replica": ([*pairs(1), node(1)], "stage 1 has only one replica"),
     "slow-stage": (
         [*pairs(1, **FAST), *(node(1, n, **SLOW) for n in range(2))],
         "everyone waits for stage 1, which is slow: every other stage could do 4.0 times as much",

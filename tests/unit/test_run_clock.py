@@ -102,5 +102,9 @@ def test_the_end_is_seen_as_nearly_as_microbatches_show_it() -> None:
     clock, own = fed(each=2, steps=TOTAL)
     assert clock.has_ended(own)
     assert not fed(each=2, steps=TOTAL - 3 * SEEN)[0].has_ended(2 * (TOTAL - 3 * SEEN))
+    short = RunClock(10)
+    for step in range(5):
+        short.note(step, step)
+    assert not short.has_ended(5)
     assert RunClock(TOTAL).has_ended(TOTAL)
     assert not RunClock(TOTAL).has_ended(TOTAL - 1)

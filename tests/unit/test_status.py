@@ -91,7 +91,7 @@ def test_as_json_has_the_verdict_and_every_node() -> None:
     assert said["run"] == {"name": "tiny", "id": "0123abcd", "stages": 2}
     assert said["verdict"][0] == {
         "severity": "warning", "kind": "one-replica", "stage": 1, "time": None,
-        "sentence": "stage 1 has one replica left",
+        "sentence": "stage 1 has only one replica",
     }  # fmt: skip
     assert [entry["stage"] for entry in said["nodes"]] == [0, 0, 1]
     assert said["nodes"][0]["version"] == "0.1.0"

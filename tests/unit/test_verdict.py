@@ -78,7 +78,7 @@ def test_an_empty_first_stage_is_known_by_the_last_step_of_the_others_and_who_wa
 
 def test_a_stage_with_one_replica_is_named() -> None:
     found = said(4, [*pairs(3, trend=FALLS), node(3, trend=FALLS)])
-    assert sentences(found) == ["stage 3 has one replica left", "learning: 2.31 → 2.28 in the last hour"]
+    assert sentences(found) == ["stage 3 has only one replica", "learning: 2.31 → 2.28 in the last hour"]
     assert found[0].stage == 3
 
 
