@@ -101,7 +101,10 @@ class Message(BaseModel):
         """Validate an untrusted body.
 
         Raises `WireError` that names the kind and the first bad field: `UnknownField` where nothing else is wrong.
+        No version names a field by anything but text, so such a key is malformed where unknown fields pass, too.
         """
+        if isinstance(body, dict) and not all(isinstance(name, str) for name in body):
+            raise WireError(f"malformed {cls.kind}: a field's name is not text")
         try:
             return cls.model_validate(body, strict=True)
         except ValidationError as error:
