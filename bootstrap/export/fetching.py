@@ -28,6 +28,7 @@ from protocol.errors import JoinError, NolocoError
 from protocol.ground import PeerId
 from protocol.messages.peers import GetStateIndex
 from protocol.supervision import all_of
+from protocol.windows import short
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,10 @@ class Donor:
     step: int
     round: int
     is_finished: bool = False
+    name: str = ""  # for people
+
+    def __str__(self) -> str:
+        return self.name or short(self.peer)
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,9 @@ class Source:
     def of_copy(cls, stage: int, kept: KeptCopy) -> Source:
         """The source of a stage that nobody serves."""
         copy = kept.copy
-        return cls(stage, copy.parameters, (Donor(kept.peer, copy.step, copy.round),), copy=kept)
+        return cls(
+            stage, copy.parameters, (Donor(kept.peer, copy.step, copy.round, name=kept.name),), copy=kept
+        )
 
     @property
     def key(self) -> list[list[str | int]]:
@@ -68,7 +75,7 @@ class Source:
         if self.copy is not None:
             return f"{self.copy}: nobody serves it"
         if len(self.donors) == 1:
-            return f"…{self.donors[0].peer[-8:]} at round {self.donors[0].round}"
+            return f"{self.donors[0]} at round {self.donors[0].round}"
         rounds = sorted({donor.round for donor in self.donors})
         at = f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {rounds[0]} to {rounds[-1]}, the end"
         return f"{len(self.donors)} replicas at {at}"
@@ -111,22 +118,23 @@ async def donors_of(observer: Observer, stage: int, parameters: int, peers: Sequ
 
 async def _index(observer: Observer, stage: int, parameters: int, peer: PeerId) -> Donor | str:
     """The donor, or a sentence that says why the peer is not one."""
+    name = observer.called([peer])
     try:
         index, _ = await observer.rpc.call(peer, GetStateIndex(), deadline=INDEX_DEADLINE)
     except NolocoError as failure:
-        return f"…{peer[-8:]}: {failure}"
+        return f"{name}: {failure}"
     if index.stage != stage:
-        return f"…{peer[-8:]}: it moved to stage {index.stage}"
+        return f"{name}: it moved to stage {index.stage}"
     if index.parameters != parameters:
-        return f"…{peer[-8:]}: it has {index.parameters} parameters where the manifest says {parameters}"
-    return Donor(peer, index.step, index.round, observer.view.has_finished(peer))
+        return f"{name}: it has {index.parameters} parameters where the manifest says {parameters}"
+    return Donor(peer, index.step, index.round, observer.view.has_finished(peer), name)
 
 
 class RoundEnded(Exception):
     """A donor's weights have changed since the fetch began."""
 
     def __init__(self, donor: Donor, round_: int) -> None:
-        super().__init__(f"…{donor.peer[-8:]} went on from round {donor.round} to {round_}")
+        super().__init__(f"{donor} went on from round {donor.round} to {round_}")
         self.peer = donor.peer
 
 
@@ -142,7 +150,7 @@ class Distrusted(Exception):
     """A donor's weights are unlike those of the stage's other replicas."""
 
     def __init__(self, donor: Donor, why: Unlike) -> None:
-        super().__init__(f"…{donor.peer[-8:]} gives other weights than the other replicas: {why}")
+        super().__init__(f"{donor} gives other weights than the other replicas: {why}")
         self.peer = donor.peer
 
 

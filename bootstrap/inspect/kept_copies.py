@@ -31,6 +31,7 @@ class KeptCopy:
 
     peer: PeerId
     copy: StageCopy
+    name: str  # of the peer, for people
 
     @property
     def saved(self) -> str:
@@ -41,7 +42,7 @@ class KeptCopy:
             return "at an unknown time"
 
     def __str__(self) -> str:
-        return f"the copy that …{self.peer[-8:]} keeps, step {self.copy.step:,}, saved {self.saved}"
+        return f"the copy that {self.name} keeps, step {self.copy.step:,}, saved {self.saved}"
 
     async def slow_piece(self, observer: Observer, number: int) -> torch.Tensor:
         """Fetch φ of one piece, float32, checked as a newcomer checks it. Raises `JoinError` as `fetch_copy` does."""
@@ -74,8 +75,8 @@ async def find_copies(observer: Observer, stage: int, without: Collection[PeerId
         return []
     offer = stage_copies.chosen(offers)
     if offer is None:
-        raise JoinError(_not_borne_out(stage, offers, bool(past.of(stage))))
-    return [KeptCopy(peer, _of_peer(offers[peer], offer.copy)) for peer in offer.peers]
+        raise JoinError(_not_borne_out(stage, offers, observer.called([min(offers)]), bool(past.of(stage))))
+    return [KeptCopy(p, _of_peer(offers[p], offer.copy), observer.called([p])) for p in offer.peers]
 
 
 async def copies_of(observer: Observer, stages: Sequence[int]) -> dict[int, KeptCopy]:
@@ -96,15 +97,14 @@ def _of_peer(copies: Collection[StageCopy], chosen: StageCopy) -> StageCopy:
     return next(copy for copy in copies if (copy.beginning, copy.step, copy.round) == same)
 
 
-def _not_borne_out(stage: int, offers: dict[PeerId, list[StageCopy]], has_past: bool) -> str:
-    peer, copies = min(offers.items())
-    step = max(copy.step for copy in copies)
+def _not_borne_out(stage: int, offers: dict[PeerId, list[StageCopy]], name: str, has_past: bool) -> str:
+    step = max(copy.step for copy in offers[min(offers)])
     why = (
         "what members recorded of the stage does not bear it out"
         if has_past
         else "no peer that answers remembers who had the stage"
     )
     return (
-        f"Nobody serves stage {stage}. …{peer[-8:]} offers a copy at step {step:,}, which is not taken: {why}. Name "
+        f"Nobody serves stage {stage}. {name} offers a copy at step {step:,}, which is not taken: {why}. Name "
         "the seed peer, or a member that was there before, with --join, or try again once somebody serves the stage."
     )

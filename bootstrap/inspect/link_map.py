@@ -16,6 +16,7 @@ from rich.table import Table
 from bootstrap.display import plain_table, write_whole
 from bootstrap.inspect.observer import Sighting, visit
 from node.model.stage import parameter_count
+from node.watch.words import called_among
 from protocol.announcement import PEER_CHARACTERS, LinkReport
 from protocol.codec import nbytes_of
 from protocol.ground import PeerId
@@ -32,6 +33,7 @@ class MappedNode:
     stage: int
     links: Sequence[LinkReport]
     throughput: float = math.nan
+    name: str = ""  # as its volunteer gave it
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,13 @@ class LinkMap:
     bandwidth: Floats
     uncertainty: Floats
     throughput: Floats
+    names: tuple[str, ...]  # of the peers, as their volunteers gave them
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """The peers' names for people, see `called_among`."""
+        named = list(zip(self.peers, self.names, strict=True))
+        return tuple(called_among(named, peer) for peer in self.peers)
 
     @property
     def measured(self) -> int:
@@ -84,6 +93,7 @@ def link_map(nodes: Iterable[MappedNode]) -> LinkMap:
         bandwidth=bandwidth,
         uncertainty=uncertainty,
         throughput=np.array([node.throughput for node in order]),
+        names=tuple(node.name for node in order),
     )
 
 
@@ -92,13 +102,14 @@ def seen_from_outside(sightings: Iterable[Sighting], manifest: Manifest) -> list
     seen = []
     for sighting in sightings:
         member, stats = sighting.member, sighting.stats
+        said = member.announcement
         if stats is None:
-            seen.append(MappedNode(member.peer, member.announcement.stage, member.announcement.links))
+            seen.append(MappedNode(member.peer, said.stage, said.links, name=said.name))
             continue
         busy, rate = stats.recent_compute_fraction, stats.tokens_per_second
         # microbatches a second if it computed all the time
         throughput = rate / manifest.tokens_per_microbatch / busy if busy and rate > 0 else math.nan
-        seen.append(MappedNode(member.peer, member.announcement.stage, stats.links, throughput))
+        seen.append(MappedNode(member.peer, said.stage, stats.links, throughput, said.name))
     return seen
 
 
@@ -164,13 +175,14 @@ def table_of(found: LinkMap, name: str) -> Table:
         left=("node", "nearest"),
         is_dense=True,
     )
-    for i, peer in enumerate(found.peers):
+    names = found.called
+    for i, name in enumerate(names):
         latency = found.latency_s[i] * 1e3
         known = np.flatnonzero(~np.isnan(latency))
         nearest = min(known, key=latency.__getitem__, default=i)
-        of_nearest = ("-", "-") if nearest == i else (found.peers[nearest][-8:], f"{latency[nearest]:.1f}")
+        of_nearest = ("-", "-") if nearest == i else (names[nearest], f"{latency[nearest]:.1f}")
         medians = (_median(found.bandwidth[i] * 8e-6, ".1f"), _median(found.uncertainty[i], ".0%"))
-        shown = (peer[-8:], str(found.stages[i]), str(len(known)), _median(latency, ".1f"))
+        shown = (name, str(found.stages[i]), str(len(known)), _median(latency, ".1f"))
         table.add_row(*shown, *of_nearest, *medians)
     return table
 

@@ -135,7 +135,7 @@ def _show(
     console = Console(markup=False)
     if request.compare:
         console.print(comparison(plans), "", sep="\n")
-    names = [peer.peer[-8:] for peer in moves.peers] if moves is not None else []
+    names = moves.names if moves is not None else ()
     console.print(stage_table(best, known, request.mixing, problem, names), "", sep="\n")
     generator = np.random.default_rng(request.seed)
     random = median(problem.cost(problem.drawn(generator)) for _ in range(RANDOM))

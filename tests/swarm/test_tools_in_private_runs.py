@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from bootstrap.creating.visit_token import RUN_KEY, VISIT_TOKEN, kept_visit_token
-from bootstrap.inspect import credentials, observer
+from bootstrap.inspect import credentials
 from bootstrap.inspect.contributors import show_contributors
 from bootstrap.inspect.link_map import show_links
 from bootstrap.inspect.observer import visit
 from bootstrap.inspect.status import show_status
 from bootstrap.placement.live_plan import look_at
 from bootstrap.simulation.swarm import SimulatedSwarm
+from node.membership import joining
 from node.storage.state_directory import StateDirectory
 from protocol.admission import LEAST_VISITORS
 from protocol.errors import TokenError
@@ -80,7 +81,7 @@ def visiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Simul
         def transport(key: Path, config: object) -> MemoryTransport:
             return MemoryTransport(swarm.network, Identity.load(key))
 
-        monkeypatch.setattr(observer, "Libp2pTransport", transport)
+        monkeypatch.setattr(joining, "Libp2pTransport", transport)
         monkeypatch.setattr("bootstrap.creating.visit_token.time.time", swarm.network.now)
         monkeypatch.setattr(credentials, "running_here", list)
         monkeypatch.delenv("NOLOCO_STATE_DIR", raising=False)

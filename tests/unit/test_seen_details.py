@@ -61,10 +61,10 @@ def test_the_plan_of_a_swarm_names_its_nodes() -> None:
     problem = problem_of(scenario, "noloco", 8, None, Training(64, 16, 50, 1.0))
     plan = make_plan(problem, "random", Budget(evaluations=10), 0)
     peers = tuple(Peer(Identity.from_seed("plan", n).peer_id, n % 8) for n in range(scenario.devices))
-    names = [peer.peer[-8:] for peer in peers]
+    names = ["ann", *(f"…{peer.peer[-8:]}" for peer in peers[1:])]
     text = shown(stage_table(plan, scenario, 0.5, problem, names))
     assert all(name in text for name in names)
     goal = np.array([(n + 1) % 8 for n in range(scenario.devices)])
-    moved = shown(moves_table(Moves(peers, goal, 1.0, 0.5)))
+    moved = shown(moves_table(Moves(peers, goal, 1.0, 0.5, tuple(names))))
     assert names[0] in moved
     assert "device" not in moved
