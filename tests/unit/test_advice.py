@@ -107,7 +107,7 @@ def test_the_pages_do_show_commands() -> None:
     shown = {command for page in PAGES for line in lines_of(page) for command, _ in called(line)}
     assert {
         ("noloco", "swarm"),
-        ("noloco-bootstrap", "invite"),
-        ("noloco-node",),
+        ("noloco", "invite"),
+        ("noloco", "join"),
         ("noloco", "eval"),
     } <= shown
