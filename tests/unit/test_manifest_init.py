@@ -76,7 +76,7 @@ def test_each_answer_is_checked_at_once_and_none_is_lost(tmp_path: Path) -> None
     ):  # fmt: skip
         assert problem in answer.output
     assert answer.output.count("Name of the run") == 2
-    assert "Fits 2 machines of 16 GB" in answer.output
+    assert "Fits 3 machines of 16 GB, at least one replica a stage" in answer.output
     manifest, raw = load_toml(tmp_path / "ours.toml"), (tmp_path / "ours-tokenizer.json").read_bytes()
     assert (manifest.name, manifest.access.private, manifest.data.source) == ("ours", True, "local")
     assert found(tmp_path / "run", manifest, raw).signed.manifest.data.tokenizer.startswith("sha256:")
