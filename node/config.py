@@ -22,9 +22,9 @@ from protocol.errors import UserError
 
 # settings that few people need: --help-all shows them, and --help the others
 RARE = frozenset(
-    ("run", "text_field", "data_cache", "tokenizer", "from_checkpoint", "host", "announce", "relay", "precision",
-     "recompute", "compile", "threads", "checkpoint_minutes", "trace", "panel", "verbose", "max_temperature", "name",
-     "network_hours", "keep", "keep_stages", "keep_days", "begin_anew")
+    ("run", "text_field", "data_cache", "cache_size", "tokenizer", "from_checkpoint", "host", "announce", "relay",
+     "precision", "recompute", "compile", "threads", "checkpoint_minutes", "trace", "panel", "verbose",
+     "max_temperature", "name", "network_hours", "keep", "keep_stages", "keep_days", "begin_anew")
 )  # fmt: skip
 MOST_HOURS = 300  # characters of them
 MANIFEST_FILE = "manifest.noloco"  # in the state directory of a node that has been a member of a run
@@ -64,6 +64,11 @@ class NodeConfig(BaseModel):
     )
     data_cache: Path | None = Field(
         default=None, description="Directory for prepared documents; defaults to one inside --state-dir."
+    )
+    cache_size: str = Field(
+        default="",
+        description="Limit for prepared documents, such as 50GB or 30% of the disk; by default the smaller of 20GB "
+        "and 10%. The oldest that nobody uses are removed.",
     )
     tokenizer: str = Field(
         default="", description="The run's tokenizer.json, or hub:NAME; by default another member sends it."
@@ -165,7 +170,7 @@ class NodeConfig(BaseModel):
     def _as_it_was_when_it_was_a_flag(cls, wish: object) -> object:
         return {"true": "on", "1": "on", "false": "off", "0": "off"}.get(str(wish).lower(), wish)
 
-    @field_validator("max_memory", "monthly_cap")
+    @field_validator("max_memory", "monthly_cap", "cache_size")
     @classmethod
     def _is_a_size(cls, text: str) -> str:
         if text and parse_share(text) is None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import codecs
 import glob
+import hashlib
 import itertools
 import logging
 import os
@@ -254,7 +255,7 @@ def is_dataset_directory(path: Path) -> bool:
 def _found_in(directory: Path) -> Iterator[Path]:
     """Yield the files with rows or text in a directory and its folders, compressed or not; none that are hidden."""
     for found in files_under(directory):
-        if plain_name(found).endswith((*_ROWS, _TEXT)) and stat.S_ISREG(found.stat().st_mode):
+        if _is_read(found) and stat.S_ISREG(found.stat().st_mode):
             yield found
 
 
@@ -266,6 +267,35 @@ def facts_of(place: Path) -> list[tuple[str, int, int]]:
             (file, file.stat() if file.exists() else file.lstat()) for file in files
         ]  # a link to nothing
         return [(str(file.resolve()), facts.st_size, facts.st_mtime_ns) for file, facts in found]
+
+
+def contents_of(place: Path) -> list[tuple[str, int, str | int]]:
+    """(path, bytes, digest) of each file that is read, so that one that was touched is known again.
+
+    The nanoseconds of the last change stand for the digest of others in a folder. Raises `DataError`.
+    """
+    with _reading(str(place)):
+        is_folder, is_saved = place.is_dir(), _is_saved(place)
+        facts = [(Path(name), nbytes, changed) for name, nbytes, changed in facts_of(place)]
+        return [
+            (
+                str(file),
+                nbytes,
+                changed if is_folder and not (is_saved or _is_read(file)) else _digest_of(file),
+            )
+            for file, nbytes, changed in facts
+        ]
+
+
+def _is_read(file: Path) -> bool:
+    return plain_name(file).endswith((*_ROWS, _TEXT))
+
+
+def _digest_of(file: Path) -> str:
+    if not file.is_file():  # a link to nothing, a pipe
+        return ""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, hashlib.blake2b).hexdigest()
 
 
 def files_under(directory: Path) -> Iterator[Path]:
