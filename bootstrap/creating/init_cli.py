@@ -12,6 +12,7 @@ import typer
 from bootstrap.creating.asking import Answered, asked, parameters
 from bootstrap.display import write_whole
 from node.command import fail
+from node.machine.named import Use
 from protocol.errors import NolocoError, UserError
 from protocol.manifest import (
     BYTES,
@@ -84,7 +85,7 @@ MEANINGS = {
 
 
 def init(
-    file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("run.toml"),
+    file: Annotated[Path, Use.WRITE_FILE, typer.Argument(help="The file to write.")] = Path("run.toml"),
     size: Annotated[str | None, typer.Option(help=f"Start from: {', '.join(PRESETS)}.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
     stages: Annotated[int | None, typer.Option(help="Number of pipeline stages.")] = None,

@@ -18,6 +18,7 @@ from bootstrap.model_options import (
 from node.command import doing, fail, run_async
 from node.data.sources import DEFAULT_FIELD
 from node.machine.limits import require_cache_size
+from node.machine.named import Use
 from protocol.errors import NolocoError, UserError
 
 
@@ -32,6 +33,7 @@ def evaluate(
     ] = False,
     data_cache: Annotated[
         Path | None,
+        Use.WRITE_FOLDER,
         typer.Option(help="Directory for prepared documents with --held-out; defaults to the user's cache."),
     ] = None,
     cache_size: Annotated[

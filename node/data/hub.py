@@ -11,11 +11,11 @@ from typing import Protocol, TypeAlias, TypeVar
 from node.data.contents import without_mark
 from node.data.rows import checked, choice, mended
 from node.machine.limits import optional
+from node.machine.named import HUB
 from protocol.errors import DataError, later
 
 Document: TypeAlias = Iterable[bytes]
 _Part = TypeVar("_Part")  # what stands for a split
-HUB = "hub:"  # before the name of something on the Hugging Face Hub
 _WANTED_SPLIT = "train"
 
 
