@@ -192,7 +192,7 @@ def options_from(
             hidden = name in rare and "--help-all" not in sys.argv
             option = typer.Option(help=f"{field.description}{shown}", show_default=False, hidden=hidden)
             uses = [use for use in field.metadata if isinstance(use, Use)]
-            annotation = Annotated[(kind | None, *uses, option)]
+            annotation = Annotated[(kind | None, *uses, option)]  # type: ignore[valid-type]
             parameters.append(
                 inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
             )

@@ -12,7 +12,7 @@ import typer
 from bootstrap.creating.asking import Answered, asked, parameters
 from bootstrap.display import write_whole
 from node.command import fail
-from node.machine.named import Use
+from node.machine.named import Use, is_there
 from protocol.errors import NolocoError, UserError
 from protocol.manifest import (
     BYTES,
@@ -149,7 +149,7 @@ def _written(run: Answered, file: Path, force: bool) -> Path | None:
 
 
 def _require_new(place: Path, force: bool) -> None:
-    if place.exists() and not force:
+    if is_there(place) and not force:
         raise UserError(f"{place} exists already. Choose another file, or replace it with --force.")
 
 

@@ -12,7 +12,7 @@ from bootstrap.display import require_places, write_whole
 from bootstrap.model_options import TextFieldOption
 from node.command import fail
 from node.data.sources import DEFAULT_FIELD
-from node.machine.named import Use
+from node.machine.named import Use, is_there
 from protocol.errors import NolocoError, UserError
 
 ADVICE = "Choose another file with --out."
@@ -34,7 +34,7 @@ def tokenizer(
     Example: noloco tokenizer 'texts/*.txt' --vocab 4096
     """
     try:
-        if out.exists() and not force:
+        if is_there(out) and not force:
             raise UserError(f"{out} exists already. {ADVICE[:-1]}, or replace it with --force.")
         require_places(out, advice=ADVICE)
         print(f"Training a tokenizer of {vocab:,} tokens …", file=sys.stderr, flush=True)

@@ -20,10 +20,10 @@ from itertools import cycle
 from pathlib import Path
 
 from bootstrap.traces import FILE_NAME
-from node.data.hub import HUB
 from node.data.opening import DataPlan
 from node.data.sources import DEFAULT_FIELD
 from node.machine.home import at_home
+from node.machine.named import HUB
 from node.machine.processes import die_with_parent
 from node.serving import share_on
 from protocol.keeping import descriptor_of

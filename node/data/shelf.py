@@ -113,6 +113,11 @@ class Shelf:
                 f"Cannot keep the documents in {self.cache} ({error.strerror}). {advice}, or choose another "
                 f"{self.setting}."
             ) from None
+        except DamagedStore:
+            raise DataError(
+                f"The prepared documents in {self.directory} are damaged as soon as they are made. Check the disk, "
+                f"or choose another {self.setting}."
+            ) from None
 
     def _kept(self) -> Store | None:
         """The store that is there; None for a damaged one, which is warned of, and for one of other text."""

@@ -11,13 +11,13 @@ tells which files of a folder are which split, and reads what is streamed from t
 from __future__ import annotations
 
 import codecs
+import errno
 import glob
 import hashlib
 import itertools
 import logging
 import os
 import re
-import shlex
 import stat
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ from pathlib import Path
 
 from node.data.contents import BLOCK_BYTES, opened, plain_name, start_of, without_mark
 from node.data.conversion import LATIN_1, converted, require_text
-from node.data.hub import HUB, Document, HubStream, opened_dataset, reason, texts_in, train_of
+from node.data.hub import Document, HubStream, opened_dataset, reason, texts_in, train_of
 from node.data.rows import (
     ARROW,
     CSV_ENDINGS,
@@ -41,6 +41,7 @@ from node.data.rows import (
 )
 from node.machine.home import at_home
 from node.machine.limits import optional
+from node.machine.named import HUB, quoted, require_text_name
 from protocol.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,11 @@ def files_of(entry: str) -> list[Path]:
     """
     with _reading(entry):
         found = python_stdlib_files() if entry == PYTHON_STDLIB else _find(at_home(entry))
-        return [path for path in found if path.stat().st_size]
+        files = [path for path in found if path.stat().st_size]
+        for path in files:
+            if not os.access(path, os.R_OK, effective_ids=True):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return files
 
 
 @contextmanager
@@ -320,7 +325,7 @@ def _dataset_files(directory: Path) -> list[Path]:
     if not rows:
         return texts
     if texts:
-        beside = shlex.quote(str(directory / "**" / f"*{_TEXT}"))
+        beside = quoted(directory / "**" / f"*{_TEXT}")
         logger.warning(
             "%s has files with rows, and so its %s files without are left out, as %s. If they are to be trained on, "
             "name them, too: --data %s.",
@@ -334,6 +339,7 @@ def _dataset_files(directory: Path) -> list[Path]:
 
 def _files_of_split(directory: Path) -> list[Path]:
     """Files by split as Hugging Face's library assigns them, by their names or by what README.md says."""
+    require_text_name(directory, DataError)
     datasets = optional("datasets", "data")
     try:
         files = datasets.load_dataset_builder(str(directory)).config.data_files

@@ -25,7 +25,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.errors import DataError
+from protocol.errors import NolocoError
 from protocol.keeping import small_json
 from protocol.windows import amount, window
 
@@ -42,8 +42,8 @@ _ROWS = np.dtype([("hash", "<u8"), ("start", "<u8"), ("length", "<u4"), ("check"
 _ROWS_AT_ONCE = 2**18
 
 
-class DamagedStore(DataError):
-    """A store in which something is missing or has changed."""
+class DamagedStore(NolocoError):
+    """A store in which something is missing or has changed; the text is for programmers."""
 
 
 @dataclass(frozen=True)
