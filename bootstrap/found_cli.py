@@ -21,6 +21,7 @@ from bootstrap.model_options import EndOfText, FromCheckpoint, OwnManifest, RunT
 from node.command import App, Version, doing, fail, run_async
 from node.config import MANIFEST_FILE
 from node.machine.listening import require_place
+from node.machine.named import Use
 from node.machine.open_files import take_open_files
 from node.membership.outside import announced
 from node.watch.events import set_up_logging
@@ -64,7 +65,9 @@ def bootstrap(
     tokenizer: RunTokenizer = "",
     end_of_text: EndOfText = "",
     from_checkpoint: FromCheckpoint = None,
-    directory: Annotated[Path, typer.Option("--dir", help="For keys and manifest.")] = RUN_DIRECTORY,
+    directory: Annotated[
+        Path, Use.WRITE_FOLDER, typer.Option("--dir", help="For keys and manifest.")
+    ] = RUN_DIRECTORY,
     join: JoinMembers = None,
     host: Host = "0.0.0.0",
     port: Port = SEED_PORT,
@@ -76,7 +79,7 @@ def bootstrap(
         ),
     ] = None,
     address_file: Annotated[
-        Path | None, typer.Option(help="Also write the join addresses to this file.")
+        Path | None, Use.WRITE_FILE, typer.Option(help="Also write the join addresses to this file.")
     ] = None,
     dashboard: Annotated[
         str,

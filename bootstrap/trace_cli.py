@@ -8,12 +8,15 @@ from typing import Annotated
 import typer
 
 from node.command import fail
+from node.machine.named import Use
 from protocol.errors import StateError
 
 
 def show_trace(
     files: Annotated[
-        list[Path], typer.Argument(help="Trace files that --trace wrote, of one machine's nodes.")
+        list[Path],
+        Use.READ_FILE,
+        typer.Argument(help="Trace files that --trace wrote, of one machine's nodes."),
     ],
     skip: Annotated[float, typer.Option(min=0.0, help="Seconds to skip at the beginning.")] = 0.0,
 ) -> None:

@@ -17,9 +17,9 @@ import typer
 
 from node.command import App, Version, fail, options_from, run_async
 from node.config import MANIFEST_FILE, NO_ADDRESS, RARE, NodeConfig, build_config
-from node.data.hub import HUB
 from node.data.sources import places_of
 from node.machine.limits import require_room_to_start
+from node.machine.named import HUB, Use
 from node.machine.open_files import take_open_files
 from node.machine.processes import end_process
 from node.watch.events import set_up_logging
@@ -53,7 +53,9 @@ def node(
             metavar="HOST[:PORT]", help="Seed peer's host: noloco join WORDS --at HOST.", show_default=False
         ),
     ] = "",
-    config: Annotated[Path | None, typer.Option(help="Settings file (TOML).", show_default=False)] = None,
+    config: Annotated[
+        Path | None, Use.READ_FILE, typer.Option(help="Settings file (TOML).", show_default=False)
+    ] = None,
     version: Version = False,
     **flags: object,
 ) -> None:

@@ -7,9 +7,9 @@ import inspect
 import io
 import os
 import sys
-from collections.abc import Callable, Collection, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar, get_args
 
 import typer
 import uvloop
@@ -17,9 +17,11 @@ from pydantic import BaseModel
 
 from node.command_group import CommandGroup
 from node.config import NodeConfig
+from node.data.sources import places_of
 from node.machine.cores import keep_within_quota
 from node.machine.environment import drop_service_links, unknown_in
-from node.machine.home import paths_at_home
+from node.machine.home import at_home, paths_at_home
+from node.machine.named import HUB, Use, require_use
 from node.machine.open_files import take_open_files
 from node.machine.processes import ending_beside_threads, without_named_locks
 from node.watch.words import wrapped
@@ -113,6 +115,7 @@ def _where_it_runs(command: Command, has_work: bool = True) -> Command:
         try:
             settings = {name: paths_at_home(value) for name, value in settings.items()}
             if has_work and not any(map(_leads_on, settings.values())):
+                _require_uses(command, settings)
                 settle_temporary_files(os.environ)
                 settle_caches(os.environ)
                 _tell_unknown(os.environ)
@@ -121,6 +124,30 @@ def _where_it_runs(command: Command, has_work: bool = True) -> Command:
         return command(*given, **settings)
 
     return settled  # type: ignore[return-value]
+
+
+def uses_of(command: Callable[..., Any]) -> Iterator[tuple[str, Use, str]]:
+    """Yield each parameter of a command that is a path, what it is for, and its option or what stands for it."""
+    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+        for use in [each for each in get_args(parameter.annotation) if isinstance(each, Use)]:
+            described = get_args(parameter.annotation)[-1]
+            # typer takes the first name that is given for a default
+            words = [str(word) for word in (described.default, *(described.param_decls or ()))]
+            flags = [word for word in words if word.startswith("--")] or ["--" + name.replace("_", "-")]
+            is_option = isinstance(described, typer.models.OptionInfo)
+            yield name, use, flags[0] if is_option else described.metavar or name.upper()
+
+
+def _require_uses(command: Callable[..., Any], settings: Mapping[str, object]) -> None:
+    for name, use, named in uses_of(command):
+        value = settings.get(name)
+        for path in value if isinstance(value, (list, tuple)) else [value]:
+            if not isinstance(path, (Path, str)) or not path or str(path).startswith(HUB):
+                continue
+            if use is Use.TEXT:
+                places_of([str(path)])
+            else:
+                require_use(at_home(path), use, named)
 
 
 def _leads_on(value: object) -> bool:
@@ -164,7 +191,8 @@ def options_from(
             shown = "" if default in ((), "", None) or isinstance(default, bool) else f" (default: {default})"
             hidden = name in rare and "--help-all" not in sys.argv
             option = typer.Option(help=f"{field.description}{shown}", show_default=False, hidden=hidden)
-            annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
+            uses = [use for use in field.metadata if isinstance(use, Use)]
+            annotation = Annotated[(kind | None, *uses, option)]  # type: ignore[valid-type]
             parameters.append(
                 inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
             )
@@ -178,4 +206,6 @@ def options_from(
 def _option_type(annotation: object) -> type[object]:
     if "tuple" in str(annotation):
         return list[str]
-    return next((kind for kind in (int, float, bool, Path) if annotation is kind), str)
+    if "Path" in str(annotation):
+        return Path
+    return next((kind for kind in (int, float, bool) if annotation is kind), str)

@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
@@ -18,13 +18,14 @@ from node.machine.home import at_home, paths_at_home
 from node.machine.hours import Hours
 from node.machine.limits import parse_rate, parse_share, parse_size
 from node.machine.listening import parse_listen
+from node.machine.named import HUB, Use, require_use
 from protocol.errors import UserError
 
 # settings that few people need: --help-all shows them, and --help the others
 RARE = frozenset(
-    ("run", "text_field", "data_cache", "tokenizer", "from_checkpoint", "host", "announce", "relay", "precision",
-     "recompute", "compile", "threads", "checkpoint_minutes", "trace", "panel", "verbose", "max_temperature", "name",
-     "network_hours", "keep", "keep_stages", "keep_days", "begin_anew")
+    ("run", "text_field", "data_cache", "cache_size", "tokenizer", "from_checkpoint", "host", "announce", "relay",
+     "precision", "recompute", "compile", "threads", "checkpoint_minutes", "trace", "panel", "verbose",
+     "max_temperature", "name", "network_hours", "keep", "keep_stages", "keep_days", "begin_anew")
 )  # fmt: skip
 MOST_HOURS = 300  # characters of them
 MANIFEST_FILE = "manifest.noloco"  # in the state directory of a node that has been a member of a run
@@ -41,7 +42,7 @@ class NodeConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     join: tuple[str, ...] = Field(default=(), description="Address of any member; may be repeated.")
-    state_dir: Path = Field(
+    state_dir: Annotated[Path, Use.WRITE_FOLDER] = Field(
         default=Path("noloco-state"), description="Directory for this node's key and checkpoint."
     )
     token: str = Field(default="", repr=False, description="Token of a private run; or as NOLOCO_TOKEN.")
@@ -55,20 +56,25 @@ class NodeConfig(BaseModel):
         default=-1, ge=-1, description="Pipeline stage to serve; -1 picks the stage that needs replicas most."
     )
     moves: bool = Field(default=True, description="Move to a stage that is short of replicas.")
-    data: tuple[str, ...] = Field(
+    data: Annotated[tuple[str, ...], Use.TEXT] = Field(
         default=(),
         description="Training data: text, JSONL or parquet files or globs, dataset directories, or hub:NAME.",
     )
     text_field: str = Field(
         default="text", description="Field that holds the text in JSONL files, parquet files and datasets."
     )
-    data_cache: Path | None = Field(
+    data_cache: Annotated[Path | None, Use.WRITE_FOLDER] = Field(
         default=None, description="Directory for prepared documents; defaults to one inside --state-dir."
     )
-    tokenizer: str = Field(
+    cache_size: str = Field(
+        default="",
+        description="Limit for prepared documents, such as 50GB or 30% of the disk; by default the smaller of 20GB "
+        "and 10%. The oldest that nobody uses are removed.",
+    )
+    tokenizer: Annotated[str, Use.READ] = Field(
         default="", description="The run's tokenizer.json, or hub:NAME; by default another member sends it."
     )
-    from_checkpoint: str = Field(
+    from_checkpoint: Annotated[str, Use.READ] = Field(
         default="",
         description="Hugging Face directory or hub name to take initial weights from; for a run's first replicas.",
     )
@@ -143,7 +149,7 @@ class NodeConfig(BaseModel):
         default=False,
         description="If nobody has the stage's state, begin it anew at once, without waiting for its return.",
     )
-    trace: Path | None = Field(
+    trace: Annotated[Path | None, Use.WRITE_FILE] = Field(
         default=None, description="Write a timing trace to this file; open it in ui.perfetto.dev."
     )
     panel: bool = Field(
@@ -165,7 +171,7 @@ class NodeConfig(BaseModel):
     def _as_it_was_when_it_was_a_flag(cls, wish: object) -> object:
         return {"true": "on", "1": "on", "false": "off", "0": "off"}.get(str(wish).lower(), wish)
 
-    @field_validator("max_memory", "monthly_cap")
+    @field_validator("max_memory", "monthly_cap", "cache_size")
     @classmethod
     def _is_a_size(cls, text: str) -> str:
         if text and parse_share(text) is None:
@@ -228,13 +234,21 @@ def build_config(
             named[name] = variable
     given = {name: value for name, value in flags.items() if value is not None}
     try:
-        return NodeConfig.model_validate(values | given)
+        config = NodeConfig.model_validate(values | given)
     except ValidationError as error:
         elsewhere = {name: place for name, place in named.items() if name not in given}
         told = [_told(problem, elsewhere) for problem in error.errors()]
         raise UserError(
             "These settings cannot be used; noloco-node --help says what each takes:\n  " + "\n  ".join(told)
         ) from None
+    for name, field in NodeConfig.model_fields.items():
+        value = getattr(config, name)
+        for use in [each for each in field.metadata if isinstance(each, Use) and each is not Use.TEXT]:
+            if value and not str(value).startswith(HUB):
+                flag = f"--{name.replace('_', '-')}"
+                shown = flag if name in given else named.get(name, flag)
+                require_use(at_home(value), use, shown)
+    return config
 
 
 def _takes_several(name: str) -> bool:

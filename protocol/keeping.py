@@ -203,9 +203,24 @@ class Lock:
 @contextmanager
 def one_after_another(path: Path) -> Iterator[None]:
     """Processes, and threads, that come here with the same lock file wait for each other. Raises `OSError`."""
+    while True:
+        with _lock_file(path) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file.fileno()).st_nlink:  # otherwise whoever had it has removed what it is of
+                yield
+                return
+
+
+@contextmanager
+def unless_busy(path: Path) -> Iterator[bool]:
+    """Hold a lock file as `one_after_another` does, unless somebody has it: then give False. Raises `OSError`."""
     with _lock_file(path) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_free = os.fstat(file.fileno()).st_nlink > 0
+        except BlockingIOError:
+            is_free = False
+        yield is_free
 
 
 def _lock_file(path: Path) -> BinaryIO:

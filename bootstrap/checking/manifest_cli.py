@@ -18,6 +18,7 @@ from bootstrap.model_options import AccessToken
 from node.command import App, doing, fail, run_async
 from node.machine.devices import DEVICES, Device
 from node.machine.limits import parse_rate
+from node.machine.named import Use
 from protocol.errors import NO, ManifestError, UserError
 from protocol.manifest import PRESETS, Manifest, load_preset, load_toml
 from protocol.manifest_advice import advice
@@ -44,7 +45,7 @@ def manifest() -> None:
 
 @app.command()
 def check(
-    file: Annotated[Path | None, typer.Argument(help="Your own manifest (TOML).")] = None,
+    file: Annotated[Path | None, Use.READ_FILE, typer.Argument(help="Your own manifest (TOML).")] = None,
     preset: Annotated[str | None, typer.Option(help=f"One of: {', '.join(PRESETS)}.")] = None,
     replicas: Annotated[int, typer.Option(min=1, max=1_000_000, help="Replicas per stage.")] = 8,
     mbit: Annotated[float, typer.Option(min=0.001, help="A volunteer's link in Mbit/s, each way.")] = 100.0,

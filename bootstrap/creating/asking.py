@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bootstrap.display import plain_table
-from node.data.hub import HUB
 from node.data.sources import DEFAULT_FIELD, places_of
 from node.machine.devices import DEVICES, processor_of
 from node.machine.limits import parse_size
+from node.machine.named import HUB
 from node.watch.words import amount
 from protocol.errors import NolocoError, UserError
 from protocol.manifest import BYTES, Manifest, load_preset, manifest_from

@@ -15,10 +15,10 @@ from bootstrap.creating.probing import probe
 from bootstrap.display import write_whole, writing
 from bootstrap.export.byte_tokenizer import is_byte_tokenizer
 from bootstrap.export.model_config import FAMILIES, model_in
-from node.data.hub import HUB
 from node.data.tokenizer import FileTokenizer, end_of_text_in, identity_of, load_tokenizer, require_fit
 from node.data.tokenizer_files import FILE_NAME, others_in, read_tokenizer
 from node.machine.home import at_home
+from node.machine.named import HUB, is_there
 from node.model.pretrained import CONFIG, Pretrained, stage_digest
 from protocol.errors import CheckpointError, ManifestError, StateError, TokenizerError
 from protocol.manifest import (
@@ -186,9 +186,9 @@ def chosen_tokenizer(named: str, checkpoint: str | None) -> bytes | None:
     if not checkpoint:
         return None
     place = at_home(checkpoint)
-    if not place.exists():
+    if not is_there(place, CheckpointError):
         return read_tokenizer(HUB + checkpoint)
-    if not (place / FILE_NAME).exists() and not others_in(place):
+    if not is_there(place / FILE_NAME, CheckpointError) and not others_in(place):
         return None
     raw = read_tokenizer(str(place))
     return None if is_byte_tokenizer(raw) else raw
@@ -247,7 +247,7 @@ def kept_tokenizer(
     if manifest.data.tokenizer == BYTES:
         return None
     path = directory / FILE_NAME
-    if raw is None and not path.exists():
+    if raw is None and not is_there(path):
         raise TokenizerError(
             "The manifest names a tokenizer. Give its tokenizer.json with --tokenizer FILE: members get it from here."
         )
@@ -261,9 +261,9 @@ def kept_tokenizer(
     load_tokenizer(raw, manifest)
     with writing(path, "Choose another --dir."):
         directory.mkdir(parents=True, exist_ok=True)
-    is_there = path.exists()
-    if not (is_there and path.read_bytes() == raw):
-        if is_there and is_new:
+    is_kept = is_there(path)
+    if not (is_kept and path.read_bytes() == raw):
+        if is_kept and is_new:
             raise StateError(f"{path} is another tokenizer than the new run's. Choose another --dir.")
         write_whole(path, raw, "Choose another --dir.")
     return raw

@@ -12,6 +12,7 @@ import typer
 from bootstrap.creating.asking import Answered, asked, parameters
 from bootstrap.display import write_whole
 from node.command import fail
+from node.machine.named import Use, is_there
 from protocol.errors import NolocoError, UserError
 from protocol.manifest import (
     BYTES,
@@ -84,7 +85,7 @@ MEANINGS = {
 
 
 def init(
-    file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("run.toml"),
+    file: Annotated[Path, Use.WRITE_FILE, typer.Argument(help="The file to write.")] = Path("run.toml"),
     size: Annotated[str | None, typer.Option(help=f"Start from: {', '.join(PRESETS)}.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
     stages: Annotated[int | None, typer.Option(help="Number of pipeline stages.")] = None,
@@ -148,7 +149,7 @@ def _written(run: Answered, file: Path, force: bool) -> Path | None:
 
 
 def _require_new(place: Path, force: bool) -> None:
-    if place.exists() and not force:
+    if is_there(place) and not force:
         raise UserError(f"{place} exists already. Choose another file, or replace it with --force.")
 
 

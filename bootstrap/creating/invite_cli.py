@@ -12,10 +12,13 @@ import typer
 from bootstrap.creating.invitation import RUN_DIRECTORY
 from bootstrap.model_options import Join
 from node.command import fail, run_async
+from node.machine.named import Use
 from protocol.errors import NolocoError, UserError
 from protocol.tokens import MAX_USES
 
-Directory = Annotated[Path, typer.Option("--dir", help="The run's, with run.key and manifest.")]
+Directory = Annotated[
+    Path, Use.READ_FOLDER, typer.Option("--dir", help="The run's, with run.key and manifest.")
+]
 MOST_DAYS = 100_000  # so that it ends within `protocol.ground.MOST_TIME`
 Days = Annotated[float, typer.Option(min=0.001, max=MOST_DAYS, help="Days until it expires.")]
 
@@ -24,7 +27,9 @@ def invite(
     uses: Annotated[int, typer.Option(min=1, max=MAX_USES, help="Number of peers that may use it.")] = 1,
     days: Days = 30.0,
     delegate_file: Annotated[
-        Path | None, typer.Option("--delegate", help="Sign with this delegate's file instead of run.key.")
+        Path | None,
+        Use.READ_FILE,
+        typer.Option("--delegate", help="Sign with this delegate's file instead of run.key."),
     ] = None,
     words: Annotated[
         bool, typer.Option("--words", help="Print three words to join with, for one peer and ten minutes.")
@@ -96,7 +101,9 @@ def _invite_by_words(uses: int, days: float, delegate_file: Path | None, directo
 
 
 def delegate(
-    file: Annotated[Path, typer.Argument(help="The file to write, for whoever is to invite others.")],
+    file: Annotated[
+        Path, Use.WRITE_FILE, typer.Argument(help="The file to write, for whoever is to invite others.")
+    ],
     days: Days = 90.0,
     directory: Directory = RUN_DIRECTORY,
 ) -> None:

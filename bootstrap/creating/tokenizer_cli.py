@@ -12,15 +12,18 @@ from bootstrap.display import require_places, write_whole
 from bootstrap.model_options import TextFieldOption
 from node.command import fail
 from node.data.sources import DEFAULT_FIELD
+from node.machine.named import Use, is_there
 from protocol.errors import NolocoError, UserError
 
 ADVICE = "Choose another file with --out."
 
 
 def tokenizer(
-    texts: Annotated[list[str], typer.Argument(help="Files or globs, a folder, hub:NAME or python-stdlib.")],
+    texts: Annotated[
+        list[str], Use.TEXT, typer.Argument(help="Files or globs, a folder, hub:NAME or python-stdlib.")
+    ],
     vocab: Annotated[int, typer.Option(min=257, max=1_000_000, help="Number of tokens.")] = 4_096,
-    out: Annotated[Path, typer.Option(help="File to write.")] = Path("tokenizer.json"),
+    out: Annotated[Path, Use.WRITE_FILE, typer.Option(help="File to write.")] = Path("tokenizer.json"),
     text_field: TextFieldOption = DEFAULT_FIELD,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
@@ -31,7 +34,7 @@ def tokenizer(
     Example: noloco tokenizer 'texts/*.txt' --vocab 4096
     """
     try:
-        if out.exists() and not force:
+        if is_there(out) and not force:
             raise UserError(f"{out} exists already. {ADVICE[:-1]}, or replace it with --force.")
         require_places(out, advice=ADVICE)
         print(f"Training a tokenizer of {vocab:,} tokens …", file=sys.stderr, flush=True)

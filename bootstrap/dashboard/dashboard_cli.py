@@ -10,6 +10,7 @@ import typer
 from bootstrap.model_options import AccessToken, Join
 from node.command import doing, fail, run_async
 from node.machine.listening import require_place
+from node.machine.named import Use
 from protocol.errors import NolocoError, UserError
 
 LISTEN = "127.0.0.1:8765"
@@ -22,6 +23,7 @@ def dashboard(
     ] = LISTEN,
     replay: Annotated[
         list[Path] | None,
+        Use.READ,
         typer.Option(
             metavar="FILE", help="Show a run that is over: events.jsonl of its nodes, one after another."
         ),
@@ -29,6 +31,7 @@ def dashboard(
     token: AccessToken = "",
     beside: Annotated[
         Path | None,
+        Use.READ_FOLDER,
         typer.Option(metavar="DIR", hidden=True, help="State directory of the node that the page is beside."),
     ] = None,
 ) -> None:
@@ -58,13 +61,16 @@ def watch(
     join: Join = None,
     token: AccessToken = "",
     tensorboard: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write event files for TensorBoard to this directory.")
+        Path | None,
+        Use.WRITE_FOLDER,
+        typer.Option(metavar="DIR", help="Write event files for TensorBoard to this directory."),
     ] = None,
     wandb: Annotated[
         str | None, typer.Option(metavar="PROJECT", help="Log to this project of Weights & Biases.")
     ] = None,
     events: Annotated[
         Path | None,
+        Use.WRITE_FILE,
         typer.Option(metavar="FILE", help="Append the curves to this file, one JSON object a line."),
     ] = None,
     seconds: Annotated[float, typer.Option(min=1, help="Between two points of the curves.")] = 10,

@@ -16,6 +16,7 @@ from bootstrap.dashboard.wording import Wording
 from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.verdict import SPREAD_BAND
 from bootstrap.local import SUMMARY
+from node.machine.named import is_there, unreadable
 from node.membership.view import Member
 from node.storage.state_directory import StateDirectory
 from node.watch.events import before
@@ -183,8 +184,11 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 def _events(file: Path) -> Iterator[Event]:
     """Yield the events that can be read; half a line, left at the end by a node that was killed, is none."""
     for each in (before(file), file):
-        if each.exists():
-            yield from _events_in(each)
+        if is_there(each):
+            try:
+                yield from _events_in(each)
+            except OSError as error:
+                raise unreadable(each, error) from None
 
 
 def _events_in(file: Path) -> Iterator[Event]:

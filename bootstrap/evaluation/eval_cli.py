@@ -17,6 +17,8 @@ from bootstrap.model_options import (
 )
 from node.command import doing, fail, run_async
 from node.data.sources import DEFAULT_FIELD
+from node.machine.limits import require_cache_size
+from node.machine.named import Use
 from protocol.errors import NolocoError, UserError
 
 
@@ -31,8 +33,13 @@ def evaluate(
     ] = False,
     data_cache: Annotated[
         Path | None,
+        Use.WRITE_FOLDER,
         typer.Option(help="Directory for prepared documents with --held-out; defaults to the user's cache."),
     ] = None,
+    cache_size: Annotated[
+        str,
+        typer.Option(help="Limit for prepared documents; default: the smaller of 20GB and 10% of the disk."),
+    ] = "",
     sequences: Annotated[
         int | None,
         typer.Option(min=1, help="Maximum number of sequences; default: 256 held-out or all of --data."),
@@ -52,11 +59,16 @@ def evaluate(
         fail(UserError("Name the model: --model DIRECTORY of an export, or --join ADDRESS of a run."))
     if model is not None:
         _require_of_export(tokenizer, every_replica=every_replica)
+    try:
+        require_cache_size(cache_size)
+    except ValueError as error:
+        fail(UserError(f"--cache-size: {error}."))
     doing("Getting ready to measure")
     from bootstrap.evaluation.measuring import WantedLosses, evaluate_export, evaluate_swarm
     from node.data.opening import default_cache
 
-    wanted = WantedLosses(tuple(data or ()), text_field, held_out, sequences, data_cache or default_cache())
+    cache = data_cache or default_cache()
+    wanted = WantedLosses(tuple(data or ()), text_field, held_out, sequences, cache, cache_size)
     if model is None:
         run_async(evaluate_swarm(join or [], token, wanted, every_replica, tokenizer))
         return

@@ -80,6 +80,7 @@ class WantedLosses:
     held_out: bool
     sequences: int | None
     cache: Path  # of documents
+    cache_size: str = ""  # as --cache-size
 
     def text(
         self,
@@ -100,7 +101,9 @@ class WantedLosses:
                 "This run trains on its volunteers' own text: name some with --data FILE, with --held-out for the "
                 "part of it that nobody trains on."
             )
-        corpus = tokenised_by(reader, manifest, DataPlan(self.data, self.field, self.cache, without_text=""))
+        corpus = tokenised_by(
+            reader, manifest, DataPlan(self.data, self.field, self.cache, self.cache_size, without_text="")
+        )
         try:
             return held_out_text(manifest, corpus, self.sequences or HELD_OUT_SEQUENCES, tokenizer)
         except NothingHeldOut as error:

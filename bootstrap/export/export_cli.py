@@ -10,11 +10,12 @@ import typer
 from bootstrap.export.order import DEFAULT_SHARD, ExportOrder, check_order
 from bootstrap.model_options import AccessToken, Join, TokenizerFile
 from node.command import doing, fail, run_async
+from node.machine.named import Use
 from protocol.errors import NolocoError
 
 
 def export(
-    out: Annotated[Path, typer.Option(help="Directory to write the checkpoint to.")],
+    out: Annotated[Path, Use.WRITE_FOLDER, typer.Option(help="Directory to write the checkpoint to.")],
     join: Join = None,
     token: AccessToken = "",
     mean: Annotated[

@@ -16,6 +16,7 @@ from bootstrap.export.tokenizer import ModelTokenizer
 from bootstrap.generation.decoding import Decoding
 from node.data.tokenizer_files import CONFIG, FILE_NAME, read_tokenizer
 from node.machine.limits import optional
+from node.machine.named import is_folder, is_there, require_text_name
 from protocol.errors import StateError
 
 LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, SafetensorError, TypeError, AttributeError)
@@ -37,9 +38,10 @@ def load_exported(directory: Path) -> ExportedModel:
     Raises `StateError` with one line on what is wrong with the directory, `MissingPackage` where transformers is not
     installed.
     """
-    if not directory.is_dir():
+    require_text_name(directory, StateError)
+    if not is_folder(directory):
         raise StateError(f"There is no directory {directory}. Give --model what `noloco export --out` wrote.")
-    if not (directory / MODEL).exists():
+    if not is_there(directory / MODEL):
         raise StateError(
             f"{directory} holds no model: it has no config.json. Give --model the directory of an export; one that "
             "was cut short goes on with the same `noloco export --out`."
@@ -69,7 +71,7 @@ def load_exported(directory: Path) -> ExportedModel:
 
 def tokenizer_in(directory: Path) -> ModelTokenizer:
     """Load the tokenizer in a directory. Raises `StateError` when it has none that can be loaded."""
-    if not any((directory / name).exists() for name in (FILE_NAME, CONFIG)):
+    if not any(is_there(directory / name) for name in (FILE_NAME, CONFIG)):
         raise StateError(f"{directory} has no {FILE_NAME}. Copy the one of the run or of the model there.")
     settings = _settings(directory / CONFIG)
     try:

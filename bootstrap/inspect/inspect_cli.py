@@ -15,6 +15,7 @@ from bootstrap.display import plain_table
 from bootstrap.inspect.node_limits import name_in
 from bootstrap.model_options import AccessToken, Join
 from node.command import doing, run_async
+from node.machine.named import Use
 from node.watch.health import Report, Unwell, directories, look
 from node.watch.words import duration
 from protocol.errors import NO
@@ -25,7 +26,9 @@ def status(
     token: AccessToken = "",
     watch: Annotated[bool, typer.Option("--watch", help="Look again every five seconds.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one line for each look.")] = False,
-    picture: Annotated[Path | None, typer.Option(help="Also save the table as an SVG file.")] = None,
+    picture: Annotated[
+        Path | None, Use.WRITE_FILE, typer.Option(help="Also save the table as an SVG file.")
+    ] = None,
 ) -> None:
     """Say how a run is: in words, by stage, by node.
 
@@ -40,7 +43,9 @@ def status(
 def links(
     join: Join = None,
     token: AccessToken = "",
-    out: Annotated[Path | None, typer.Option(help="Write a scenario for `noloco plan` to this file.")] = None,
+    out: Annotated[
+        Path | None, Use.WRITE_FILE, typer.Option(help="Write a scenario for `noloco plan` to this file.")
+    ] = None,
 ) -> None:
     """Show the links between a run's nodes, as they measured them.
 
@@ -72,8 +77,10 @@ def contributors(
 def diagnose(
     join: Join = None,
     token: AccessToken = "",
-    state_dir: Annotated[Path, typer.Option(help="Of the node that a report is of.")] = Path("noloco-state"),
-    out: Annotated[Path, typer.Option(help="File to write.")] = Path("noloco-diagnosis.json"),
+    state_dir: Annotated[Path, Use.READ_FOLDER, typer.Option(help="Of the node that a report is of.")] = Path(
+        "noloco-state"
+    ),
+    out: Annotated[Path, Use.WRITE_FILE, typer.Option(help="File to write.")] = Path("noloco-diagnosis.json"),
 ) -> None:
     """Write one file for a bug report.
 
@@ -93,15 +100,16 @@ def doctor(
     token: AccessToken = "",
     own: Annotated[
         Path | None,
+        Use.READ_FOLDER,
         typer.Option(
             "--self",
             metavar="STATE-DIR",
             help="Look at the node, or seed peer, that runs here with this directory.",
         ),
     ] = None,
-    state_dir: Annotated[Path, typer.Option(help="Where a node would keep its state.")] = Path(
-        "noloco-state"
-    ),
+    state_dir: Annotated[
+        Path, Use.WRITE_FOLDER, typer.Option(help="Where a node would keep its state.")
+    ] = Path("noloco-state"),
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[
         int, typer.Option(min=0, max=65_535, help="TCP port to be dialled back at; 0 is any.")

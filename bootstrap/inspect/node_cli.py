@@ -13,6 +13,7 @@ import typer
 from bootstrap.inspect.node_limits import as_order, kept_by, name_in, told
 from bootstrap.inspect.node_orders import ordered, silent
 from node.command import App, fail
+from node.machine.named import Use
 from node.watch.health import STATUS, Report, Unwell, directories, is_of_several, look
 from protocol.errors import UserError
 
@@ -25,7 +26,9 @@ app = App(
 )
 
 StateDir = Annotated[
-    Path, typer.Option("--state-dir", envvar="NOLOCO_STATE_DIR", help="State directory of the node.")
+    Path,
+    Use.READ_FOLDER,
+    typer.Option("--state-dir", envvar="NOLOCO_STATE_DIR", help="State directory of the node."),
 ]
 Device = Annotated[str, typer.Option("--device", help="Of several nodes, those on this device, as cuda:1.")]
 HERE = Path("noloco-state")

@@ -20,10 +20,10 @@ from itertools import cycle
 from pathlib import Path
 
 from bootstrap.traces import FILE_NAME
-from node.data.hub import HUB
 from node.data.opening import DataPlan
 from node.data.sources import DEFAULT_FIELD
 from node.machine.home import at_home
+from node.machine.named import HUB
 from node.machine.processes import die_with_parent
 from node.serving import share_on
 from protocol.keeping import descriptor_of
@@ -60,7 +60,7 @@ class LocalPlan:
     @property
     def data_plan(self) -> DataPlan:
         """The data of all nodes and the evaluation, which share one store of documents."""
-        return DataPlan(self.data, self.text_field, self.directory / "documents", "--dir", "")
+        return DataPlan(self.data, self.text_field, self.directory / "documents", "", "--dir", "")
 
     def joining(self, address: str) -> str:
         """The command by which one more node comes from another terminal of this machine, to any stage."""

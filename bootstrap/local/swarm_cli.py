@@ -31,6 +31,7 @@ from bootstrap.model_options import (
 )
 from node.command import fail, run_async
 from node.data.sources import DEFAULT_FIELD
+from node.machine.named import Use
 from node.machine.open_files import take_open_files
 from protocol.errors import INTERRUPTED, NolocoError, StateError
 from protocol.folders import lasting_folder, short_temporary_folder
@@ -55,15 +56,18 @@ Steps = Annotated[
 ]
 Directory = Annotated[
     Path | None,
+    Use.WRITE_FOLDER,
     typer.Option("--dir", help="Where to keep all; default: a new folder."),
 ]
 HeldOut = Annotated[int, typer.Option(min=1, help="Held-out sequences to measure on.")]
 TraceFile = Annotated[
     Path | None,
+    Use.WRITE_FILE,
     typer.Option(help="All nodes' timing, for ui.perfetto.dev."),
 ]
 SummaryFile = Annotated[
     Path | None,
+    Use.WRITE_FILE,
     typer.Option(help="File to write the summary to; default: beside the export."),
 ]
 Devices = Annotated[
@@ -94,7 +98,9 @@ def swarm(
     minutes: Annotated[float, typer.Option(min=0.1, help="Stop training after this many minutes.")] = 5.0,
     directory: Directory = None,
     summary: SummaryFile = None,
-    picture: Annotated[Path | None, typer.Option(help="Save the last table as an SVG file.")] = None,
+    picture: Annotated[
+        Path | None, Use.WRITE_FILE, typer.Option(help="Save the last table as an SVG file.")
+    ] = None,
     validation_sequences: HeldOut = 256,
     trace: TraceFile = None,
     device: Devices = "auto",

@@ -10,6 +10,7 @@ from typing import Annotated
 from typer import Option
 
 from bootstrap.placement import DEFAULT_METHOD, METHOD_NAMES
+from node.machine.named import Use
 from protocol.errors import UserError
 
 
@@ -17,11 +18,14 @@ from protocol.errors import UserError
 class PlanRequest:
     """The options of `noloco plan`."""
 
-    scenario: Annotated[Path | None, Option(help="Measured links as JSON (docs/placement.md).")] = None
+    scenario: Annotated[
+        Path | None, Use.READ_FILE, Option(help="Measured links as JSON (docs/placement.md).")
+    ] = None
     join: Annotated[list[str] | None, Option(help="Plan for a running swarm: any member's address.")] = None
     token: Annotated[str, Option(envvar="NOLOCO_TOKEN", help="Token of a private run.")] = ""
     publish: Annotated[
         Path | None,
+        Use.READ_FOLDER,
         Option(help="With --join: publish it, signed by run.key in this directory."),
     ] = None
     hours: Annotated[
@@ -71,7 +75,9 @@ class PlanRequest:
     ] = None
     compare: Annotated[bool, Option("--compare", help="Run every method with --seeds seeds.")] = False
     seeds: Annotated[int, Option(metavar="N", min=1, max=100, help="Number of seeds for --compare.")] = 3
-    picture: Annotated[Path | None, Option(help="Draw plan and search to this .svg, .png or .pdf.")] = None
+    picture: Annotated[
+        Path | None, Use.WRITE_FILE, Option(help="Draw plan and search to this .svg, .png or .pdf.")
+    ] = None
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False
 
     def check(self) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from node.machine.home import at_home
+from node.machine.named import Use, is_there, require_use
 from protocol.errors import ScenarioError
 from protocol.manifest_advice import advice
 
@@ -166,10 +167,11 @@ def read_scenario(name: str) -> SwarmScenario:
     if name in SWARM_PRESETS:
         return swarm_scenario({"name": name, **tomllib.loads(_preset(name))}, f"The preset {name}")
     file = at_home(name)
-    if not file.suffix and not file.exists():
+    if not file.suffix and not is_there(file, ScenarioError):
         raise ScenarioError(
             f"There is no preset {name!r}. Choose one of: {', '.join(SWARM_PRESETS)}, or a TOML file."
         )
+    require_use(file, Use.READ_FILE, "SCENARIO")
     try:
         contents = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:

@@ -147,7 +147,9 @@ class LearningResult:
 
 def text_of(manifest: Manifest, texts: tuple[str, ...] = ()) -> TrainingData:
     """Open `texts`, or what the manifest names. Raises `DataError`, also where that is left to volunteers."""
-    return open_data(manifest, DataPlan(texts, DEFAULT_FIELD, default_cache(), "XDG_CACHE_HOME", ""), None)
+    return open_data(
+        manifest, DataPlan(texts, DEFAULT_FIELD, default_cache(), "", "XDG_CACHE_HOME", ""), None
+    )
 
 
 def simulate_aloud(setting: LearningSetting) -> LearningResult:

@@ -18,6 +18,7 @@ from typer import Argument, Option
 from bootstrap.model_options import OwnManifest, PresetToTrain
 from node.command import App, doing, fail
 from node.machine.cores import cores
+from node.machine.named import Use
 from node.watch.events import set_up_logging
 from protocol.errors import ManifestError, NolocoError
 from protocol.manifest import BoundaryCodec
@@ -43,7 +44,9 @@ class LearningOptions:
 
     preset: PresetToTrain = None
     manifest: OwnManifest = None
-    data: Annotated[list[str] | None, Option(help="Other text: files or globs, hub:NAME; repeatable.")] = None
+    data: Annotated[
+        list[str] | None, Use.TEXT, Option(help="Other text: files or globs, hub:NAME; repeatable.")
+    ] = None
     method: Annotated[str, Option(metavar="LIST", help="noloco, diloco, average, local, all-reduce.")] = (
         "noloco"
     )
@@ -74,8 +77,8 @@ class LearningOptions:
     validation_sequences: Annotated[int, Option(metavar="N", min=1, help="Held-out sequences.")] = 512
     device: Annotated[str, Option(help="Torch's, of all nodes, as cuda:1.")] = "cpu"
     jobs: Annotated[int, Option(metavar="N", min=1, help="Runs at a time.")] = CORES
-    results: Annotated[Path | None, Option(help="File for results, to resume from.")] = None
-    plot: Annotated[Path | None, Option(help="Plot loss and spread to this SVG file.")] = None
+    results: Annotated[Path | None, Use.WRITE_FILE, Option(help="File for results, to resume from.")] = None
+    plot: Annotated[Path | None, Use.WRITE_FILE, Option(help="Plot loss and spread to this SVG file.")] = None
     same_bytes: Annotated[bool, Option("--same-bytes", help="Also compare at equal bytes.")] = False
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False
 
@@ -136,7 +139,7 @@ def simulate_attacks(
     steps: Annotated[int, Option(metavar="N", min=1, help="Inner steps in all.")] = 300,
     seeds: Annotated[str, Option(metavar="LIST", help="Of data and weights.")] = "0,1,2",
     jobs: Annotated[int, Option(metavar="N", min=1, help="Runs at a time.")] = CORES,
-    results: Annotated[Path | None, Option(help="File for results, to resume from.")] = None,
+    results: Annotated[Path | None, Use.WRITE_FILE, Option(help="File for results, to resume from.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show what peers that do wrong cost, and how soon it is seen.
@@ -175,7 +178,9 @@ def simulate_peers(
     scenario: Annotated[str, Argument(help="A preset, or a TOML file.", show_default=False)] = "",
     seed: Annotated[int | None, Option(metavar="N", help="Another one than the scenario's.")] = None,
     minutes: Annotated[float | None, Option(metavar="N", min=1, help="Virtual ones, in all.")] = None,
-    page: Annotated[Path | None, Option(help="Write the report as one HTML page, too.")] = None,
+    page: Annotated[
+        Path | None, Use.WRITE_FILE, Option(help="Write the report as one HTML page, too.")
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Simulate up to 10,000 peers that come, go and fail.

@@ -20,6 +20,7 @@ from scipy.special import stdtrit
 
 from bootstrap.display import figure
 from bootstrap.simulation.learning import LearningResult, LearningSetting, simulate, simulate_aloud
+from node.machine.named import is_there, shown, unreadable
 from protocol.errors import DataError
 from protocol.keeping import descriptor_of
 from protocol.manifest import Manifest, manifest_from
@@ -129,11 +130,17 @@ def run_study(
 
 def read_outcomes(file: Path) -> list[LearningResult]:
     """The outcomes in a file of a study; none when there is no file yet."""
-    if not file.exists():
+    if not is_there(file, DataError):
         return []
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise unreadable(file, error, DataError) from None
+    except UnicodeDecodeError:
+        raise DataError(f"{shown(file)} is not UTF-8 text. Name another file with --results.") from None
     names = {field.name for field in fields(LearningResult)}
     outcomes = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             contents = json.loads(line)
             outcome = LearningResult(**{name: contents[name] for name in names if name in contents})

@@ -6,7 +6,6 @@ import bz2
 import io
 import logging
 import lzma
-import shlex
 import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import IO
 
 from node.data.conversion import BZIP2, GZIP, XZ, ZSTD
 from node.machine.limits import optional
+from node.machine.named import quoted
 from protocol.errors import DataError, UserError
 
 logger = logging.getLogger(__name__)
@@ -124,11 +124,12 @@ def _unzstd(path: Path) -> Iterator[bytes]:
         pyarrow = optional("pyarrow", "data")
     except UserError as error:
         raise DataError(
-            f"{path} is compressed with zstd. Decompress it: zstd -d {shlex.quote(str(path))}. {error}"
+            f"{path} is compressed with zstd. Decompress it: zstd -d {quoted(path)}. {error}"
         ) from None
     with pyarrow.input_stream(str(path), compression="zstd") as file:
         yield from _read(file)
 
 
 def unreadable(path: Path, error: Exception) -> DataError:
-    return DataError(f"Cannot read {path} ({error}). Check the file and its permissions.")
+    reason = getattr(error, "strerror", None) or error
+    return DataError(f"Cannot read {path} ({reason}). Check the file and its permissions.")

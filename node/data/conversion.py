@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import codecs
-import shlex
 import unicodedata
 from pathlib import Path
 
+from node.machine.named import quoted
 from protocol.errors import DataError
 
 LATIN_1 = "LATIN1"
@@ -31,15 +31,15 @@ def require_text(path: Path, head: bytes, start: bytes) -> None:
 
     `start` is how the file begins before it is decompressed.
     """
-    quoted, folder = shlex.quote(str(path)), shlex.quote(str(path.with_name(f"{path.stem}-unpacked")))
+    source, folder = quoted(path), quoted(path.with_name(f"{path.stem}-unpacked"))
     if head.startswith(_ZIP):
         raise DataError(
-            f"{path} is a zip archive. Unpack it and name the files in it: unzip {quoted} -d {folder}."
+            f"{path} is a zip archive. Unpack it and name the files in it: unzip {source} -d {folder}."
         )
     if head[_TAR_AT:].startswith(_TAR):
         raise DataError(
             f"{path} is a tar archive. Unpack it and name the files in it: "
-            f"mkdir {folder} && tar -xf {quoted} -C {folder}."
+            f"mkdir {folder} && tar -xf {source} -C {folder}."
         )
     if encoding := encoding_of(head):
         raise DataError(f"{path} is {encoding} text. Convert it: {converted(path, start, encoding)}.")
@@ -48,8 +48,8 @@ def require_text(path: Path, head: bytes, start: bytes) -> None:
 def converted(path: Path, start: bytes, encoding: str) -> str:
     """The command that writes the file's text as UTF-8 beside it, under another name."""
     source, target = (
-        shlex.quote(str(path)),
-        shlex.quote(str(path.with_name(f"utf8-{_without_ending(path, start)}"))),
+        quoted(path),
+        quoted(path.with_name(f"utf8-{_without_ending(path, start)}")),
     )
     by = next((by for magic, by in _DECOMPRESSED_BY.items() if start.startswith(magic)), None)
     if by is not None:

@@ -3,42 +3,34 @@
 Both follow from a document's text alone. So all volunteers agree on what nobody trains on without knowing each
 other's files, and copies of a document, in one file or in many, are on the same side.
 
-A corpus is streamed from the Hub, or kept on disk, memory-mapped: the text of all documents once more, and where each
-of them is. That store is made once from the files that --data names, in one pass that holds no more than a document
-in memory. Its documents are in the order of their hashes, the held-out ones first, so neither the names nor the
+A corpus is streamed from the Hub, or kept on disk: the text of all documents once more, and where each of them is.
+That store (store.py) is made once from the files that --data names, in one pass that holds no more than a document in
+memory. Its documents are in the order of their hashes, the held-out ones first, so neither the names nor the
 format of the files matter. Each epoch reads them in a random order that is computed, not kept.
 """
 
 from __future__ import annotations
 
-import array
 import hashlib
-import json
 import logging
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Protocol
 
 from node.data.hub import Document, HubStream
-from node.data.sources import documents_in, facts_of, places_of
-from protocol.errors import DataError
-from protocol.keeping import advice_for, one_after_another
-from protocol.places import require_folder, require_way
-from protocol.windows import amount, window
+from node.data.shelf import Shelf
+from node.data.sources import documents_in, places_of
+from node.data.store import DamagedStore
+from protocol.windows import window
 
 logger = logging.getLogger(__name__)
 
 HASHES = 2**64
 BUFFER = 10_000  # examples shuffled among each other; the order of the dataset's files is random, too
-_FORMAT = 2  # of the store; another one is made again
-_TEXT, _INDEX = "text.bin", "index.npy"
 _TELL_SECONDS = 10.0
 _FEISTEL_ROUNDS = 6
 _ODD = 0x9E3779B97F4A7C15  # 2^64 by the golden ratio, as splitmix64 mixes with
@@ -139,21 +131,24 @@ class StreamedDocuments:
 
 
 class StoredDocuments:
-    """The documents of a store: `index` is uint64 [documents, 3], their hashes ascending, starts and ends."""
+    """The documents of a store, which is made again when one is read that is damaged. Mutable: the open store."""
 
-    def __init__(self, directory: Path, split: Split) -> None:
-        self._index: NDArray[np.uint64] = np.load(directory / _INDEX, mmap_mode="r", allow_pickle=False)
-        self._text: NDArray[np.uint8] = np.memmap(directory / _TEXT, np.uint8, mode="r")
-        self._held_out = int(np.searchsorted(self._index[:, 0], np.uint64(split.bound)))
-        self.identity = hashlib.sha256(self._index[:, 0].astype("<u8").tobytes()).hexdigest()
+    def __init__(self, shelf: Shelf, split: Split) -> None:
+        self._shelf = shelf
+        self._store = shelf.open()
+        try:
+            self._held_out = self._store.below(split.bound)
+        except DamagedStore:
+            self._store = shelf.open_again(self._store, 0)
+            self._held_out = self._store.below(split.bound)
+        self.identity = self._store.identity
 
     @window
     def __repr__(self) -> str:
-        documents = f"{len(self._index):,}, {self._held_out:,} held out"
-        return f"Documents: {documents} | Index: {_place(self._index)} | Text: {_place(self._text)}"
+        return f"Documents: {len(self._store):,}, {self._held_out:,} held out | {self._store!r}"
 
     def training(self, seed: tuple[object, ...], epoch: int, first: int) -> Iterator[str]:
-        count = len(self._index) - self._held_out
+        count = len(self._store) - self._held_out
         order = DocumentOrder(count, (*seed, epoch))
         return (self._read(self._held_out + order[place]) for place in range(first, count))
 
@@ -161,107 +156,43 @@ class StoredDocuments:
         return (self._read(number) for number in range(self._held_out))
 
     def _read(self, number: int) -> str:
-        _, start, end = self._index[number].tolist()
-        return bytes(self._text[start:end]).decode("utf-8")
-
-
-def _place(array: NDArray[Any]) -> str:
-    """Tell how large an array is, and whether it is read from its file as it is needed."""
-    return f"{amount(array.nbytes)} {'mapped' if isinstance(array, np.memmap) else 'in memory'}"
+        with self._shelf.told():
+            try:
+                return self._store.read(number).decode("utf-8")
+            except (DamagedStore, OSError):
+                self._store = self._shelf.open_again(self._store, number)
+                return self._store.read(number).decode("utf-8")
 
 
 def stored_documents(
-    entries: Sequence[str], field: str, longest: int, split: Split, cache: Path, setting: str = "--data-cache"
+    entries: Sequence[str],
+    field: str,
+    longest: int,
+    split: Split,
+    cache: Path,
+    setting: str = "--data-cache",
+    most: str = "",
 ) -> StoredDocuments:
     """The documents of what --data names, from the store in `cache`, which is made when there is none yet.
 
-    `setting` is by what whoever reads an error puts the store elsewhere.
-
-    Documents are cut at `longest` bytes. Raises `DataError` with what to do; then no store is left behind.
-    Processes that want the same store at the same time wait for the first one's.
+    `setting` and `most` are as of `Shelf`. Documents are cut at `longest` bytes. Raises `DataError` with what to do;
+    then no store is left behind.
     """
-    places = places_of(entries)
-    directory = cache / _name(places, field, longest)
-    try:
-        require_way(cache)
-        cache.mkdir(parents=True, exist_ok=True)
-        for folder in (cache, directory):
-            if folder.exists():
-                require_folder(folder)
-        with one_after_another(directory.with_suffix(".lock")):
-            if not _is_whole(directory):
-                _make(places, field, longest, directory)
-        return StoredDocuments(directory, split)
-    except OSError as error:
-        advice = advice_for(error)
-        raise DataError(
-            f"Cannot keep the documents in {cache} ({error.strerror}). {advice}, or choose another {setting}."
-        ) from None
+    places = tuple(places_of(entries))
+    read = partial(_hashed, places, field, longest)
+    return StoredDocuments(Shelf(places, field, longest, cache, read, setting, most), split)
 
 
-def _name(places: Sequence[Path], field: str, longest: int) -> str:
-    """A name derived from everything the store is made of: a changed file gives another name."""
-    facts = [known for place in places for known in facts_of(place)]
-    described = json.dumps([_FORMAT, field, longest, facts])
-    return hashlib.sha256(described.encode()).hexdigest()[:32]
-
-
-def _is_whole(directory: Path) -> bool:
-    """Return whether there is a store with nothing missing; a damaged one is warned of."""
-    if not directory.exists():
-        return False
-    try:
-        index = np.load(directory / _INDEX, mmap_mode="r", allow_pickle=False)
-        if index.ndim == 2 and int(index[:, 2].max()) == (directory / _TEXT).stat().st_size:
-            return True
-    except (OSError, ValueError, EOFError, IndexError):
-        pass
-    logger.warning("The prepared documents in %s are damaged; they are made again.", directory)
-    return False
-
-
-def _make(places: Sequence[Path], field: str, longest: int, directory: Path) -> None:
-    beside = directory.with_suffix(".new")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir()
-    try:
-        with (beside / _TEXT).open("wb") as text:
-            hashes, ends = _write(places, field, longest, text)
-        if not hashes:
-            raise DataError(
-                f"There is no text in {', '.join(map(str, places[:3])) or 'nothing'}. Name files with text in them."
-            )
-        np.save(beside / _INDEX, _index_of(hashes, ends), allow_pickle=False)
-        shutil.rmtree(directory, ignore_errors=True)  # a damaged one
-        beside.replace(directory)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-
-
-def _write(
-    places: Sequence[Path], field: str, longest: int, text: IO[bytes]
-) -> tuple[array.array[int], array.array[int]]:
-    """Write all documents into `text`, one after another. Returns their hashes and where each ends."""
-    hashes, ends = array.array("Q"), array.array("Q")
-    end, told = 0, time.monotonic()
+def _hashed(places: Sequence[Path], field: str, longest: int) -> Iterator[tuple[int, bytes]]:
+    """All documents of `places`, cut, each with its hash; how far it is is logged now and then."""
+    count, nbytes, told = 0, 0, time.monotonic()
     for document in documents_in(places, field):
         for piece in cut(document, longest):
-            text.write(piece)
-            end += len(piece)
-            hashes.append(content_hash(piece))
-            ends.append(end)
+            count, nbytes = count + 1, nbytes + len(piece)
+            yield content_hash(piece), piece
         if time.monotonic() - told > _TELL_SECONDS:
             told = time.monotonic()
-            logger.info("Reading the data: %s documents, %.1f GB so far.", f"{len(ends):,}", end / 1e9)
-    return hashes, ends
-
-
-def _index_of(hashes: array.array[int], ends: array.array[int]) -> NDArray[np.uint64]:
-    ascending = np.frombuffer(hashes, np.uint64)
-    stops = np.frombuffer(ends, np.uint64)
-    starts = np.concatenate([np.zeros(1, np.uint64), stops[:-1]])
-    by_hash = np.argsort(ascending, kind="stable")
-    return np.stack([ascending[by_hash], starts[by_hash], stops[by_hash]], axis=1)
+            logger.info("Reading the data: %s documents, %.1f GB so far.", f"{count:,}", nbytes / 1e9)
 
 
 class DocumentOrder:

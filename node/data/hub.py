@@ -11,11 +11,12 @@ from typing import Protocol, TypeAlias, TypeVar
 from node.data.contents import without_mark
 from node.data.rows import checked, choice, mended
 from node.machine.limits import optional
+from node.machine.named import HUB as HUB
+from node.machine.named import require_text_name
 from protocol.errors import DataError, later
 
 Document: TypeAlias = Iterable[bytes]
 _Part = TypeVar("_Part")  # what stands for a split
-HUB = "hub:"  # before the name of something on the Hugging Face Hub
 _WANTED_SPLIT = "train"
 
 
@@ -58,6 +59,7 @@ def opened_dataset(
     name: str, place: str, config: str | None = None, split: str | None = None, *, is_saved: bool = False
 ) -> _Dataset:
     """The split to train on where there are several: "train", or the only one. Raises `DataError`."""
+    require_text_name(place, DataError)
     datasets = optional("datasets", "data")  # not earlier: it takes a second, and most nodes need none of it
     try:
         if is_saved:

@@ -21,7 +21,7 @@ LOCAL = "local"  # data.source of a run whose volunteers bring the text
 
 @dataclass(frozen=True)
 class DataPlan:
-    """A volunteer's settings for the data: --data, --text-field, and where documents are kept.
+    """A volunteer's settings for the data: --data, --text-field, where documents are kept, and how many bytes.
 
     The rest is for advice, which differs between commands: the setting that puts the store elsewhere, and what else
     can be done where text is missing.
@@ -30,13 +30,15 @@ class DataPlan:
     entries: tuple[str, ...]
     field: str
     cache: Path
+    cache_size: str = ""
     cache_setting: str = "--data-cache"
     without_text: str = ", or serve another --stage"
 
     def flags(self) -> list[str]:
         """These settings as flags of a node's command line."""
         named = [word for entry in self.entries for word in ("--data", entry)]
-        return [*named, "--text-field", self.field, "--data-cache", str(self.cache)]
+        size = ["--cache-size", self.cache_size] if self.cache_size else []
+        return [*named, "--text-field", self.field, "--data-cache", str(self.cache), *size]
 
     def require(self, manifest: Manifest) -> None:
         """Check that the run has text of its own or some is named. Raises `DataError` when neither is so."""
@@ -78,4 +80,6 @@ def _documents(manifest: Manifest, plan: DataPlan) -> Documents:
     longest, split = data.longest_document, Split(data.held_out)
     if (name := hub_name(entries)) is not None:
         return StreamedDocuments(HubStream(name, plan.field), longest, split)
-    return stored_documents(entries, plan.field, longest, split, plan.cache, plan.cache_setting)
+    return stored_documents(
+        entries, plan.field, longest, split, plan.cache, plan.cache_setting, plan.cache_size
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -208,7 +209,7 @@ def _delimiter(header: str, field: str, usual: str) -> str:
 def parquet_texts(path: Path, field: str) -> Texts:
     parquet = _columns_of(path, "pyarrow.parquet", "parquet")
     try:
-        with parquet.ParquetFile(path) as file:
+        with _source(path) as source, parquet.ParquetFile(source) as file:
             _require_column(file.schema_arrow.names, field, path)
             batches = file.iter_batches(_ROWS_AT_ONCE, columns=[field])
             yield from _texts_of(batches, 0, field, path)
@@ -221,7 +222,7 @@ def arrow_texts(path: Path, field: str) -> Texts:
     ipc = _columns_of(path, "pyarrow.ipc", "Arrow")
     pyarrow = optional("pyarrow", "data")
     try:
-        with pyarrow.memory_map(str(path)) as source:
+        with _source(path) as source:
             is_file = source.read(len(ARROW)) == ARROW
             source.seek(0)
             reader = ipc.open_file(source) if is_file else ipc.open_stream(source)
@@ -232,6 +233,11 @@ def arrow_texts(path: Path, field: str) -> Texts:
             yield from _texts_of(batches, reader.schema.names.index(field), field, path)
     except (pyarrow.ArrowException, OSError) as error:
         raise _damaged(path, "Arrow", error) from None
+
+
+def _source(path: Path) -> Any:
+    """The file for pyarrow, whose name need not be text; not mapped: what is cut meanwhile would end the process."""
+    return optional("pyarrow", "data").OSFile(os.fsencode(path))
 
 
 class _Column(Protocol):

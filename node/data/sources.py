@@ -11,12 +11,13 @@ tells which files of a folder are which split, and reads what is streamed from t
 from __future__ import annotations
 
 import codecs
+import errno
 import glob
+import hashlib
 import itertools
 import logging
 import os
 import re
-import shlex
 import stat
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from node.data.contents import BLOCK_BYTES, opened, plain_name, start_of, without_mark
 from node.data.conversion import LATIN_1, converted, require_text
-from node.data.hub import HUB, Document, HubStream, opened_dataset, reason, texts_in, train_of
+from node.data.hub import Document, HubStream, opened_dataset, reason, texts_in, train_of
 from node.data.rows import (
     ARROW,
     CSV_ENDINGS,
@@ -40,6 +41,7 @@ from node.data.rows import (
 )
 from node.machine.home import at_home
 from node.machine.limits import optional
+from node.machine.named import HUB, quoted, require_text_name
 from protocol.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -77,7 +79,11 @@ def files_of(entry: str) -> list[Path]:
     """
     with _reading(entry):
         found = python_stdlib_files() if entry == PYTHON_STDLIB else _find(at_home(entry))
-        return [path for path in found if path.stat().st_size]
+        files = [path for path in found if path.stat().st_size]
+        for path in files:
+            if not os.access(path, os.R_OK, effective_ids=True):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return files
 
 
 @contextmanager
@@ -254,7 +260,7 @@ def is_dataset_directory(path: Path) -> bool:
 def _found_in(directory: Path) -> Iterator[Path]:
     """Yield the files with rows or text in a directory and its folders, compressed or not; none that are hidden."""
     for found in files_under(directory):
-        if plain_name(found).endswith((*_ROWS, _TEXT)) and stat.S_ISREG(found.stat().st_mode):
+        if _is_read(found) and stat.S_ISREG(found.stat().st_mode):
             yield found
 
 
@@ -266,6 +272,35 @@ def facts_of(place: Path) -> list[tuple[str, int, int]]:
             (file, file.stat() if file.exists() else file.lstat()) for file in files
         ]  # a link to nothing
         return [(str(file.resolve()), facts.st_size, facts.st_mtime_ns) for file, facts in found]
+
+
+def contents_of(place: Path) -> list[tuple[str, int, str | int]]:
+    """(path, bytes, digest) of each file that is read, so that one that was touched is known again.
+
+    The nanoseconds of the last change stand for the digest of others in a folder. Raises `DataError`.
+    """
+    with _reading(str(place)):
+        is_folder, is_saved = place.is_dir(), _is_saved(place)
+        facts = [(Path(name), nbytes, changed) for name, nbytes, changed in facts_of(place)]
+        return [
+            (
+                str(file),
+                nbytes,
+                changed if is_folder and not (is_saved or _is_read(file)) else _digest_of(file),
+            )
+            for file, nbytes, changed in facts
+        ]
+
+
+def _is_read(file: Path) -> bool:
+    return plain_name(file).endswith((*_ROWS, _TEXT))
+
+
+def _digest_of(file: Path) -> str:
+    if not file.is_file():  # a link to nothing, a pipe
+        return ""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, hashlib.blake2b).hexdigest()
 
 
 def files_under(directory: Path) -> Iterator[Path]:
@@ -290,7 +325,7 @@ def _dataset_files(directory: Path) -> list[Path]:
     if not rows:
         return texts
     if texts:
-        beside = shlex.quote(str(directory / "**" / f"*{_TEXT}"))
+        beside = quoted(directory / "**" / f"*{_TEXT}")
         logger.warning(
             "%s has files with rows, and so its %s files without are left out, as %s. If they are to be trained on, "
             "name them, too: --data %s.",
@@ -304,6 +339,7 @@ def _dataset_files(directory: Path) -> list[Path]:
 
 def _files_of_split(directory: Path) -> list[Path]:
     """Files by split as Hugging Face's library assigns them, by their names or by what README.md says."""
+    require_text_name(directory, DataError)
     datasets = optional("datasets", "data")
     try:
         files = datasets.load_dataset_builder(str(directory)).config.data_files

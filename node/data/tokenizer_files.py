@@ -7,9 +7,9 @@ import stat
 from pathlib import Path
 
 from node.data.contents import without_mark
-from node.data.hub import HUB
 from node.machine.home import at_home
 from node.machine.limits import optional
+from node.machine.named import HUB, is_folder, is_there
 from protocol.errors import MissingPackage, TokenizerError
 from protocol.messages.peers import MAX_TOKENIZER_BYTES
 
@@ -23,9 +23,10 @@ def read_tokenizer(place: str) -> bytes:
     if place.startswith(HUB):
         return _from_hub(place.removeprefix(HUB))
     path = at_home(place)
-    if path.is_dir() and not (path / FILE_NAME).exists() and others_in(path):
-        return _converted(path)
-    path = path / FILE_NAME if path.is_dir() else path
+    if is_folder(path, TokenizerError):
+        if not is_there(path / FILE_NAME, TokenizerError) and others_in(path):
+            return _converted(path)
+        path = path / FILE_NAME
     try:
         facts = path.stat()
         if not stat.S_ISREG(facts.st_mode):
@@ -54,7 +55,7 @@ def read_tokenizer(place: str) -> bytes:
 
 def others_in(directory: Path) -> list[str]:
     """The files of a tokenizer in another form than tokenizer.json."""
-    return [name for name in OTHER_FILES if (directory / name).exists()]
+    return [name for name in OTHER_FILES if is_there(directory / name, TokenizerError)]
 
 
 def _converted(directory: Path) -> bytes:

@@ -204,6 +204,12 @@ def parse_share(text: str) -> float | None:
     return share
 
 
+def require_cache_size(text: str) -> None:
+    """Check a --cache-size: "" for the default, an amount, or a share of the disk. Raises `ValueError`."""
+    if text and parse_share(text) is None:
+        parse_size(text)
+
+
 def parse_rate(text: str) -> float:
     """Bytes per second of "20Mbit", "20 Mbit/s", "1.5Gbps" or "2.5MB/s". Raises `ValueError`."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMG]?)(bit(?:/s)?|bps|B/s)\s*", text, re.IGNORECASE)

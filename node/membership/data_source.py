@@ -48,7 +48,7 @@ class DataSupply:
         self._events = events
         self._read = read
         cache = config.data_cache or (state.path if state is not None else Path()) / "documents"
-        self._plan = DataPlan(config.data, config.text_field, cache)
+        self._plan = DataPlan(config.data, config.text_field, cache, config.cache_size)
         self._data: TrainingData | None = None
         self._feed: Feed | None = None
         self._saved: Position | None = None

@@ -24,6 +24,7 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError, safe_open
 
 from node.machine.home import at_home
+from node.machine.named import is_folder, is_there, require_text_name
 from node.model.flat import LARGEST, layout
 from node.model.replica import Replica
 from node.model.stage import parameter_shapes
@@ -45,9 +46,10 @@ class Pretrained:
     def __init__(self, source: str) -> None:
         path = at_home(source)
         self.source = source
-        self._directory = path if path.is_dir() else None
+        self._directory = path if is_folder(path, CheckpointError) else None
         self._is_offline = False
-        if self._directory is None and (path.exists() or not HUB_NAME.fullmatch(source)):
+        require_text_name(path, CheckpointError)
+        if self._directory is None and (is_there(path, CheckpointError) or not HUB_NAME.fullmatch(source)):
             raise CheckpointError(
                 f"{source} is not a directory. Give the one that config.json and the weights are in, or a name of "
                 "the Hugging Face hub, as organisation/model."
@@ -177,7 +179,7 @@ class Pretrained:
         """The path of the file, downloaded if need be; None when the checkpoint has none of this name."""
         if self._directory is not None:
             path = self._directory / name
-            return path if path.is_file() else None
+            return path if is_there(path, CheckpointError) and path.is_file() else None
         try:
             return Path(hf_hub_download(self.source, name))
         except LocalEntryNotFoundError:

@@ -161,8 +161,9 @@ KEPT = [
         is_made_again=True,
     ),
     Kept("checkpoint-1.safetensors", node_directory, step_of),
-    Kept("store/index.npy", store_directory, store, is_made_again=True),
+    Kept("store/index.bin", store_directory, store, is_made_again=True),
     Kept("store/text.bin", store_directory, store, is_made_again=True),
+    Kept("store/store.json", store_directory, store, is_made_again=True),
 ]
 
 

@@ -144,7 +144,7 @@ def test_texts_that_cannot_be_measured(saved: Path, tmp_path: Path) -> None:
 def test_exports_that_cannot_be_written(saved: Path, tmp_path: Path) -> None:
     there = ("export", "--join", NOBODY, "--out")
     (tmp_path / "file").write_text("")
-    assert_refused(*there, str(tmp_path / "file"), says="is a file")
+    assert_refused(*there, str(tmp_path / "file"), says="it is a file")
     assert_refused(*there, str(tmp_path / "file" / "below"), says="Choose another --out")
     assert_refused(*there, "/proc/model", says="Cannot write to /proc/model")
     assert_refused(*there, str(saved), says="holds a model, not an export of a run")
