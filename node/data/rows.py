@@ -21,7 +21,8 @@ Texts: TypeAlias = Iterator[str | None]
 
 JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 CSV_ENDINGS = (".csv", ".tsv")
-PARQUET, ARROW = b"PAR1", b"ARROW1"  # how these files begin
+PARQUET = b"PAR1"  # how these files begin
+_ARROW_FILE, _ARROW_STREAM = ARROW = b"ARROW1", b"\xff\xff\xff\xff"
 _LONGEST = 2**26  # bytes of a row: more is no document but a mistake
 _ROWS_AT_ONCE = 256
 _DELIMITERS = ",;\t|"  # the second is what spreadsheets write where the decimal sign is a comma
@@ -222,7 +223,7 @@ def arrow_texts(path: Path, field: str) -> Texts:
     pyarrow = optional("pyarrow", "data")
     try:
         with pyarrow.memory_map(str(path)) as source:
-            is_file = source.read(len(ARROW)) == ARROW
+            is_file = source.read(len(_ARROW_FILE)) == _ARROW_FILE
             source.seek(0)
             reader = ipc.open_file(source) if is_file else ipc.open_stream(source)
             _require_column(reader.schema.names, field, path)

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from node.data.contents import BLOCK_BYTES, opened, plain_name, start_of, without_mark
-from node.data.conversion import LATIN_1, converted, require_text
+from node.data.conversion import has_controls, has_nul, is_controls, not_utf8, require_known, require_text
 from node.data.hub import HUB, Document, HubStream, opened_dataset, reason, texts_in, train_of
 from node.data.rows import (
     ARROW,
@@ -49,6 +49,8 @@ PYTHON_STDLIB = "python-stdlib"
 DEFAULT_FIELD = "text"  # where JSON lines and the like have the text
 _LEFT_OUT = {"test", "tests", "site-packages", "__pycache__"}
 _PARQUET, _ARROW = ".parquet", ".arrow"
+_PAGES = (b"<!doctype html", b"<html")
+_PAGE_BYTES = 16
 _SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` leaves at the top of its directory
 _ROWS = (_PARQUET, _ARROW, *JSON_ENDINGS, *CSV_ENDINGS)
 _TEXT = ".txt"
@@ -216,11 +218,17 @@ def _rows_of(place: Path, field: str) -> Iterator[str | None] | None:
     with opened(place) as file:
         head = file.peek()
     name = plain_name(place)
-    if head.startswith(PARQUET) or name.endswith(_PARQUET):
+    start = start_of(place)
+    is_rows = head.startswith((PARQUET, *ARROW))
+    if not is_rows:
+        require_known(place, head, start)
+    if name.endswith(_ROWS) and head.lstrip()[:_PAGE_BYTES].lower().startswith(_PAGES):
+        raise DataError(f"{place} is a web page (HTML), as servers send in place of a file. Fetch it again.")
+    if head.startswith(PARQUET) or (name.endswith(_PARQUET) and not is_rows):
         return parquet_texts(place, field)
-    if head.startswith(ARROW) or name.endswith(_ARROW):
+    if is_rows or name.endswith(_ARROW):
         return arrow_texts(place, field)
-    require_text(place, head, start_of(place))
+    require_text(place, head, start)
     if name.endswith(CSV_ENDINGS):
         return csv_texts(place, field)
     is_json = name.endswith(JSON_ENDINGS) or begins_with_row(without_mark(head), field)
@@ -229,21 +237,21 @@ def _rows_of(place: Path, field: str) -> Iterator[str | None] | None:
 
 def _text_blocks(path: Path) -> Iterator[bytes]:
     decoder = codecs.getincrementaldecoder("utf-8")()
-    done = 0
+    done, block = 0, b""
     try:
         with opened(path) as file:
             while block := file.read(BLOCK_BYTES):
                 if b"\0" in block:
-                    raise DataError(f"{path} is binary: it has NUL bytes. Name text files only.")
+                    raise has_nul(path)
+                if not done and is_controls(block):
+                    raise has_controls(path)
                 decoder.decode(block)
                 yield block if done else without_mark(block)
                 done += len(block)
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not UTF-8 text (near byte {done + error.start:,}). Name text files only, or convert it: "
-            f"{converted(path, start_of(path), LATIN_1)}."
-        ) from None
+        around = block[max(0, error.start - BLOCK_BYTES // 512) :]
+        raise not_utf8(path, done + error.start, around, start_of(path)) from None
 
 
 def is_dataset_directory(path: Path) -> bool:

@@ -81,7 +81,7 @@ def make(directory: Path) -> None:
         ("missing.txt", ("missing.txt", "No such file", "Check the path")),
         ("empty.txt", ("empty.txt is empty", "Name a file with text")),
         ("blank.txt", ("no text", "blank.txt", "Name files with text")),
-        ("binary.txt", ("binary.txt is binary", "Name text files")),
+        ("binary.txt", ("binary.txt is a program, not text", "Leave it out")),
         ("latin.txt", ("latin.txt is not UTF-8", "iconv")),
         ("cut-off.txt", ("cut-off.txt is not UTF-8",)),
         ("short.txt", ("too short to train on", "--data")),
