@@ -132,7 +132,7 @@ def test_wrong_files(name: str, said: tuple[str, ...], tmp_path: Path) -> None:
 def test_a_dataset_without_the_column(tmp_path: Path) -> None:
     place = as_saved_to_disk(tmp_path / "saved", ["a"])
     said = refusal(place, field="body", cache=tmp_path / "cache")
-    assert "has no column 'body'" in said
+    assert "has no field 'body'" in said
     assert "--text-field: there is text" in said
 
 
