@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 
 BLOCK_BYTES = 2**20
 _BOM = "\ufeff".encode()
-_ENDINGS = (".gz", ".bz2", ".xz", ".zst", ".zstd")
+ENDINGS = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 
 
 def plain_name(path: Path) -> str:
     """The file's name in lower case, without the ending of a compression."""
     name = path.name.lower()
-    return next((name.removesuffix(ending) for ending in _ENDINGS if name.endswith(ending)), name)
+    return next((name.removesuffix(ending) for ending in ENDINGS if name.endswith(ending)), name)
 
 
 def opened(path: Path) -> io.BufferedReader:

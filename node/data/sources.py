@@ -25,6 +25,7 @@ from pathlib import Path
 
 from node.data.contents import BLOCK_BYTES, opened, plain_name, start_of, without_mark
 from node.data.conversion import has_controls, has_nul, is_controls, not_utf8, require_known, require_text
+from node.data.folders import is_beside_rows, nothing_in, require_no_other, way_out
 from node.data.hub import HUB, Document, HubStream, opened_dataset, reason, texts_in, train_of
 from node.data.rows import (
     ARROW,
@@ -97,10 +98,7 @@ def _reading(entry: str) -> Iterator[None]:
 
 def _find(path: Path) -> list[Path]:
     if path.is_dir():
-        raise DataError(
-            f"{path} is a folder, and nothing in it is known to be text. Name the files in it, for instance "
-            f"{path / '**' / '*.txt'}."
-        )
+        raise nothing_in(path, [found for found in files_under(path) if found.is_file()])
     if path.exists() or not glob.has_magic(str(path)):
         if not (facts := path.stat()).st_size:
             if not stat.S_ISREG(facts.st_mode):
@@ -154,6 +152,8 @@ def places_of(entries: Sequence[str]) -> list[Path]:
     for entry in entries:
         path = at_home(entry)
         with _reading(entry):
+            if path.is_dir():
+                require_no_other(path)
             is_dataset = is_dataset_directory(path)
         for place in [path] if is_dataset else files_of(entry):
             places.setdefault(os.path.realpath(place), place)
@@ -196,7 +196,14 @@ def documents_in(places: Iterable[Path], field: str) -> Iterator[Document]:
             with _reading(str(place)):
                 files = _dataset_files(place) if place.is_dir() and not _is_saved(place) else [place]
             for file in files:
-                yield from _documents_of(file, field, damage)
+                try:
+                    yield from _documents_of(file, field, damage)
+                except DataError as error:
+                    if file != place:
+                        with _reading(str(place)):
+                            way = way_out(place, file, filter(Path.is_file, files_under(place)))
+                        error.args = (f"{error}{way}",)
+                    raise
     finally:
         damage.tell()
 
@@ -262,7 +269,9 @@ def is_dataset_directory(path: Path) -> bool:
 def _found_in(directory: Path) -> Iterator[Path]:
     """Yield the files with rows or text in a directory and its folders, compressed or not; none that are hidden."""
     for found in files_under(directory):
-        if plain_name(found).endswith((*_ROWS, _TEXT)) and stat.S_ISREG(found.stat().st_mode):
+        if not plain_name(found).endswith((*_ROWS, _TEXT)) or is_beside_rows(found):
+            continue
+        if stat.S_ISREG(found.stat().st_mode):
             yield found
 
 

@@ -79,7 +79,7 @@ NESTED: dict[str, tuple[dict[str, Any], str, str]] = {
     "lists of it": ({"messages": {"role": ["a", "b"], "content": ["1", "2"]}}, "messages", "a: 1\nb: 2"),
     "a call in it": ({"messages": [*TALK[:1], {"role": "tool", "content": None}]}, "messages", "user: hi"),
     "parts in it": (
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "text", "text": "you"}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": each} for each in ("hi", "you")]}]},
         "messages",
         "user: hi\nyou",
     ),

@@ -86,7 +86,7 @@ def make(directory: Path) -> None:
         ("cut-off.txt", ("cut-off.txt is not UTF-8",)),
         ("short.txt", ("too short to train on", "--data")),
         ("*.md", ("No file matches", "*.md", "Check the pattern")),
-        ("texts", ("texts is a folder", "*.txt")),
+        ("texts", ("texts is a folder", "there is a.md", "for instance --data /", "/a.md.")),
         ("cut.jsonl.zst", ("cut.jsonl.zst", "Check the file")),
         ("junk.jsonl.zst", ("junk.jsonl.zst", "Check the file")),
         ("body.parquet.gz", ("body.parquet.gz is a compressed parquet file", "Decompress it")),
