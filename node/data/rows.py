@@ -207,6 +207,21 @@ def _require_whole(row: list[str], count: int, mark: str, where: str) -> None:
         raise DataError(f"{where}: this row has NUL bytes. Delete it, or fetch the file again.")
 
 
+def begins_with_header(head: bytes, field: str) -> bool:
+    """Return whether a file that begins so is CSV with a column `field` beside others, whatever its name ends in."""
+    lines = io.StringIO(_decoded(head), newline="")
+    header = lines.readline()
+    if field not in header:
+        return False
+    csv.field_size_limit(_LONGEST)
+    try:
+        mark = _delimiter(header, field, ",")
+        names, first = next(csv.reader([header], delimiter=mark)), next(csv.reader(lines, delimiter=mark), [])
+    except csv.Error:
+        return False
+    return field in names and 1 < len(names) == len(first)
+
+
 class _LinesAndEnd:
     """The lines of a file and one more, a row of its own unless a quote is still open. Mutable: the place."""
 

@@ -33,6 +33,7 @@ from node.data.rows import (
     JSON_ENDINGS,
     PARQUET,
     arrow_texts,
+    begins_with_header,
     begins_with_row,
     csv_texts,
     json_texts,
@@ -237,6 +238,8 @@ def _rows_of(place: Path, field: str) -> Iterator[str | None] | None:
         return arrow_texts(place, field)
     require_text(place, head, start)
     if name.endswith(CSV_ENDINGS):
+        return csv_texts(place, field)
+    if not name.endswith(JSON_ENDINGS) and begins_with_header(without_mark(head), field):
         return csv_texts(place, field)
     is_json = name.endswith(JSON_ENDINGS) or begins_with_row(without_mark(head), field)
     return json_texts(place, field) if is_json else None
