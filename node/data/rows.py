@@ -168,7 +168,10 @@ def csv_texts(path: Path, field: str) -> Texts:
     csv.field_size_limit(_LONGEST)  # of the whole process, whose only CSV these are; 128 KiB unless it is set
     with opened(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-        header = text.readline(BLOCK_BYTES)
+        header, begins = text.readline(BLOCK_BYTES), 2
+        if header.lower().startswith("sep="):  # a line for spreadsheets
+            header, begins = text.readline(BLOCK_BYTES), 3
+        above = begins
         mark = _delimiter(header, field, "\t" if plain_name(path).endswith(".tsv") else ",")
         names = next(csv.reader([header], delimiter=mark), [])
         if field not in names:
@@ -177,7 +180,7 @@ def csv_texts(path: Path, field: str) -> Texts:
             )
         column = names.index(field)
         lines = _LinesAndEnd(text, mark.join(_END))
-        rows, begins = csv.reader(lines, delimiter=mark), 2
+        rows = csv.reader(lines, delimiter=mark, strict=True)
         try:
             for row in rows:
                 if lines.are_over:
@@ -189,10 +192,11 @@ def csv_texts(path: Path, field: str) -> Texts:
                     return
                 _require_whole(row, len(names), mark, f"{path}:{begins}")
                 yield row[column] if row else None
-                begins = rows.line_num + 2
+                begins = rows.line_num + above
         except csv.Error as error:
             raise DataError(
-                f"{path}:{rows.line_num + 1} is not CSV ({error}). Correct this line, or delete it."
+                f"{path}:{begins} is not CSV ({error}). Correct this row, as by writing a quote within quotes twice, "
+                "or delete it."
             ) from None
 
 

@@ -228,6 +228,7 @@ def test_json_that_loses_something_is_refused(contents: bytes, said: str, tmp_pa
         (b'id,text\r\n1,"a\r\nb"\r\n', ["a\r\nb"]),
         (b"id,text\r1,a\r2,b\r", ["a", "b"]),
         (b"text\na\n\nb", ["a", "b"]),
+        (b'id,text\n1,a "quoted" b\n', ['a "quoted" b']),
     ],
 )
 def test_rows_of_csv_are_whole(contents: bytes, texts: list[str], tmp_path: Path) -> None:
@@ -243,6 +244,9 @@ def test_rows_of_csv_are_whole(contents: bytes, texts: list[str], tmp_path: Path
         (b"text\nHello, world\n", "Put a text that has ',' in it between quotes"),
         (b"text\nHello,\n", ":2: this row has 2 fields"),
         (b"id;text\n1;a;b\n", "has ';' in it"),
+        (b'id,text\n1,"a\n2,b\n3,"c\n', ":2 is not CSV"),
+        (b'text,id\na,1\n"abc"def,2\n', ":3 is not CSV"),
+        (b"sep=;\nid;text\n1;a;b\n", ":3: this row has 3 fields"),
         (b"id,text\n" + b"1,a\n" * 900_000 + b"2,\0\0\n", "this row has NUL bytes"),
         (b"Once upon a time\n", "has no column 'text' in its first row, which names them"),
     ],
@@ -250,6 +254,11 @@ def test_rows_of_csv_are_whole(contents: bytes, texts: list[str], tmp_path: Path
 def test_csv_that_loses_something_is_refused(contents: bytes, said: str, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(contents)
     assert said in refusal(tmp_path / "a.csv")
+
+
+def test_a_line_for_spreadsheets_is_no_row(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("sep=;\nid;text\n1;a\n")
+    assert read(tmp_path / "a.csv") == ["a"]
 
 
 def test_a_tsv_row_with_too_many_tabs_is_refused(tmp_path: Path) -> None:
