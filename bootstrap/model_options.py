@@ -36,5 +36,6 @@ DataOption = Annotated[
     ),
 ]
 TextFieldOption = Annotated[
-    str, typer.Option(help="Field that holds the text in JSONL files, parquet files and datasets.")
+    str,
+    typer.Option(help="Field of a row that holds the text or a chat, as answer.text."),
 ]

@@ -61,7 +61,8 @@ class NodeConfig(BaseModel):
         description="Training data: text, JSONL or parquet files or globs, dataset directories, or hub:NAME.",
     )
     text_field: str = Field(
-        default="text", description="Field that holds the text in JSONL files, parquet files and datasets."
+        default="text",
+        description="Field of a row that holds the text or a chat; with dots for a nested one, as answer.text.",
     )
     data_cache: Annotated[Path | None, Use.WRITE_FOLDER] = Field(
         default=None, description="Directory for prepared documents; defaults to one inside --state-dir."

@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 
 BLOCK_BYTES = 2**20
 _BOM = "\ufeff".encode()
-_ENDINGS = (".gz", ".bz2", ".xz", ".zst", ".zstd")
+ENDINGS = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 
 
 def plain_name(path: Path) -> str:
     """The file's name in lower case, without the ending of a compression."""
     name = path.name.lower()
-    return next((name.removesuffix(ending) for ending in _ENDINGS if name.endswith(ending)), name)
+    return next((name.removesuffix(ending) for ending in ENDINGS if name.endswith(ending)), name)
 
 
 def opened(path: Path) -> io.BufferedReader:
@@ -46,9 +46,13 @@ def without_mark(head: bytes) -> bytes:
 class _Blocks(io.RawIOBase):
     """Blocks as a file. Mutable: what is left of the last block."""
 
-    def __init__(self, blocks: Iterator[bytes]) -> None:
+    def __init__(self, blocks: Generator[bytes, None, None]) -> None:
         self._left = memoryview(b"")
         self._blocks = blocks
+
+    def close(self) -> None:
+        self._blocks.close()  # which closes the file
+        super().close()
 
     def readable(self) -> bool:
         return True
@@ -71,7 +75,7 @@ def start_of(path: Path) -> bytes:
         raise unreadable(path, error) from None
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def _blocks(path: Path) -> Generator[bytes, None, None]:
     start = start_of(path)
     try:
         if start.startswith(GZIP):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import re
 import unicodedata
 from pathlib import Path
 
+from node.data.beginnings import advice_for, kind_of
 from node.machine.named import quoted
 from protocol.errors import DataError
 
@@ -18,31 +20,72 @@ _MARKS = (  # the longer ones first: UTF-32's begins with UTF-16's
 )
 _WITHOUT_MARK = ("UTF-32LE", "UTF-32BE", "UTF-16LE", "UTF-16BE")
 _LOOKED_AT = 4_096  # bytes at a file's beginning
-_FEWEST = 32  # bytes that tell an encoding without a mark
+_FEWEST = 32  # bytes that tell an encoding without a mark, and text from other bytes
+_MOST_ODD = 0.05  # of the letters behind a mark: newer than this Python's tables, or of private use
+_ASCII = bytes(range(0x20, 0x7F)) + b"\r\n"
 _NO_TEXT = ("Cc", "Cn", "Co", "Cs")  # control characters, and what no character has
-_ZIP = b"PK\x03\x04"
-_TAR_AT, _TAR = 257, b"ustar"
+_CONTROLS = re.compile("[\0-\x07\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f]")  # which texts have none of, or few
+_FEW = 20  # one in so many letters: of compressed or random bytes one in ten is one
+_TAR = "a tar archive"  # whose program decompresses it, too
 GZIP, BZIP2, XZ, ZSTD = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"
 _DECOMPRESSED_BY = {GZIP: "gzip -dc", BZIP2: "bzip2 -dc", XZ: "xz -dc", ZSTD: "zstd -dc"}
 
 
-def require_text(path: Path, head: bytes, start: bytes) -> None:
-    """Check that a file that begins with `head` needs no other program before it is text. Raises `DataError`.
+def require_known(path: Path, head: bytes, start: bytes) -> None:
+    """Check that a file that begins with `head` is of no kind that is known to be no text. Raises `DataError`.
 
     `start` is how the file begins before it is decompressed.
     """
-    source, folder = quoted(path), quoted(path.with_name(f"{path.stem}-unpacked"))
-    if head.startswith(_ZIP):
-        raise DataError(
-            f"{path} is a zip archive. Unpack it and name the files in it: unzip {source} -d {folder}."
-        )
-    if head[_TAR_AT:].startswith(_TAR):
-        raise DataError(
-            f"{path} is a tar archive. Unpack it and name the files in it: "
-            f"mkdir {folder} && tar -xf {source} -C {folder}."
-        )
+    kind = kind_of(head)
+    if kind is None:
+        return
+    advice = advice_for(kind, path)
+    if kind.name != _TAR and (by := _decompressed_by(start)) is not None:
+        plain = quoted(path.with_name(f"plain-{_without_ending(path, start)}"))
+        advice = f"It is compressed, too; decompress it first: {by} {quoted(path)} > {plain}."
+    raise DataError(f"{path} is {kind.name}, not text. {advice}")
+
+
+def require_text(path: Path, head: bytes, start: bytes) -> None:
+    """Check that a file that begins with `head` can be UTF-8 text. Raises `DataError`; `start` as above."""
     if encoding := encoding_of(head):
         raise DataError(f"{path} is {encoding} text. Convert it: {converted(path, start, encoding)}.")
+    if b"\0" in head:
+        raise has_nul(path)
+
+
+def has_nul(path: Path) -> DataError:
+    return DataError(
+        f"{path} has NUL bytes: it is no text. Leave it out, or name the texts that it was made of."
+    )
+
+
+def has_controls(path: Path) -> DataError:
+    return DataError(
+        f"{path} is full of control characters: it is no text. Leave it out, or name the texts that it was made of."
+    )
+
+
+def not_utf8(path: Path, place: int, around: bytes, start: bytes) -> DataError:
+    """The error for a text file with bytes that are not UTF-8 near `place`, with those `around` it."""
+    if is_controls(around):
+        return has_controls(path)
+    return DataError(
+        f"{path} is not UTF-8 text (near byte {place:,}). Convert it from its encoding, which is {LATIN_1} in this "
+        f"command: {converted(path, start, LATIN_1)}."
+    )
+
+
+def is_controls(block: bytes) -> bool:
+    """Return whether more than a few of its letters are control characters that texts have not."""
+    looked_at = block[:_LOOKED_AT]
+    if len(looked_at) < _FEWEST:
+        return False
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(looked_at)
+    except UnicodeDecodeError:  # in other encodings the bytes from 0x80 on are letters
+        text = looked_at.decode("ascii", errors="replace")
+    return (len(text) - len(_CONTROLS.sub("", text))) * _FEW > len(text)
 
 
 def converted(path: Path, start: bytes, encoding: str) -> str:
@@ -51,10 +94,14 @@ def converted(path: Path, start: bytes, encoding: str) -> str:
         quoted(path),
         quoted(path.with_name(f"utf8-{_without_ending(path, start)}")),
     )
-    by = next((by for magic, by in _DECOMPRESSED_BY.items() if start.startswith(magic)), None)
+    by = _decompressed_by(start)
     if by is not None:
         return f"{by} {source} | iconv -f {encoding} -t UTF-8 > {target}"
     return f"iconv -f {encoding} -t UTF-8 {source} > {target}"
+
+
+def _decompressed_by(start: bytes) -> str | None:
+    return next((by for magic, by in _DECOMPRESSED_BY.items() if start.startswith(magic)), None)
 
 
 def _without_ending(path: Path, start: bytes) -> str:
@@ -63,19 +110,26 @@ def _without_ending(path: Path, start: bytes) -> str:
 
 
 def encoding_of(head: bytes) -> str | None:
-    """UTF-16 or UTF-32 by a byte order mark; without one, where the zeros in it make sense as one of them."""
+    """UTF-16 or UTF-32, by a byte order mark or by the zeros in it, where it makes text as one of them."""
+    looked_at = head[:_LOOKED_AT]
     for mark, name in _MARKS:
         if head.startswith(mark):
-            return name
-    looked_at = head[:_LOOKED_AT]
-    if len(looked_at) < _FEWEST or b"\0" not in looked_at:
+            return name if _is_text(looked_at, name, _MOST_ODD) else None
+    if len(looked_at) < _FEWEST or b"\0" not in looked_at or _has_letters_of_a_byte(looked_at):
         return None
     return next((name for name in _WITHOUT_MARK if _is_text(looked_at, name)), None)
 
 
-def _is_text(head: bytes, encoding: str) -> bool:
+def _has_letters_of_a_byte(head: bytes) -> bool:
+    """Return whether its bytes between the zeros are text as they are: pairs of them make rare Chinese characters."""
+    rest = head.replace(b"\0", b"")
+    return len(rest) > 0.6 * len(head) and len(rest.translate(None, _ASCII)) < 0.1 * len(rest)
+
+
+def _is_text(head: bytes, encoding: str, most_odd: float = 0.0) -> bool:
     try:
         text = codecs.getincrementaldecoder(encoding)().decode(head)  # a character cut at the end is left out
     except UnicodeDecodeError:
         return False
-    return all(letter in "\t\n\r\f" or unicodedata.category(letter) not in _NO_TEXT for letter in text)
+    odd = sum(letter not in "\t\n\r\f" and unicodedata.category(letter) in _NO_TEXT for letter in text)
+    return odd <= most_odd * len(text)

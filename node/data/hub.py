@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol, TypeAlias, TypeVar
 
 from node.data.contents import without_mark
-from node.data.rows import checked, choice, mended
+from node.data.fields import text_of
+from node.data.rows import mended
 from node.machine.limits import optional
 from node.machine.named import HUB as HUB
 from node.machine.named import require_text_name
@@ -90,9 +91,7 @@ def train_of(splits: Mapping[str, _Part], name: str, advice: str) -> _Part:
 
 def texts_in(dataset: _Dataset, field: str, name: str) -> Iterator[str | None]:
     for example in _examples(dataset, name):
-        if field not in example:
-            raise DataError(f"The dataset {name!r} has no column {field!r}. {choice(example)}")
-        yield checked(example[field], field, f"The dataset {name!r}")
+        yield text_of(example, field, f"The dataset {name!r}")
 
 
 def _examples(dataset: _Dataset, name: str) -> Iterator[Mapping[str, object]]:

@@ -10,11 +10,13 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from node.data.contents import BLOCK_BYTES, is_compressed, opened, plain_name, without_mark
+from node.data.fields import Doubled, choice, first_of, has, text_of
 from node.machine.limits import optional
 from protocol.errors import DataError
 
@@ -22,13 +24,27 @@ Texts: TypeAlias = Iterator[str | None]
 
 JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 CSV_ENDINGS = (".csv", ".tsv")
-PARQUET, ARROW = b"PAR1", b"ARROW1"  # how these files begin
+PARQUET = b"PAR1"  # how these files begin
+_ARROW_FILE, _ARROW_STREAM = ARROW = b"ARROW1", b"\xff\xff\xff\xff"
 _LONGEST = 2**26  # bytes of a row: more is no document but a mistake
 _ROWS_AT_ONCE = 256
 _DELIMITERS = ",;\t|"  # the second is what spreadsheets write where the decimal sign is a comma
 _BETWEEN = re.compile(r"[\s,]*")
 _NO_BYTE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # surrogates that stand for no byte
-_DECODER = json.JSONDecoder()
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        found = Doubled(pairs)
+        found.twice = frozenset(
+            name for name, count in Counter(name for name, _ in pairs).items() if count > 1
+        )
+    return found
+
+
+# NaN, which is no JSON, is what pandas writes for a text that is missing
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=lambda _: None)
 
 
 def mended(text: str) -> str:
@@ -54,7 +70,7 @@ def begins_with_row(head: bytes, field: str) -> bool:
     """Return whether a file that begins so is JSON with its text in `field`, whatever its name ends in."""
     start = _decoded(head).lstrip()
     value, _ = _value_at(start, len(start) - len(start.removeprefix("[").lstrip()))
-    return isinstance(value, dict) and field in value
+    return has(value, field)
 
 
 def _is_by_lines(head: str) -> bool:
@@ -63,8 +79,10 @@ def _is_by_lines(head: str) -> bool:
     first, _, rest = start.partition("\n")
     if start.startswith("["):
         return False
+    if not rest:
+        return len(head) < BLOCK_BYTES  # of a longer line the end is not waited for
     value, end = _value_at(start, 0)
-    return not rest or value is None or end <= len(first)
+    return value is None or end <= len(first)
 
 
 def _value_at(text: str, place: int) -> tuple[object, int]:
@@ -80,49 +98,49 @@ def _json_lines(file: io.BufferedReader, field: str, path: Path) -> Texts:
         where = f"{path}:{number}"
         if len(line) >= _LONGEST:
             raise DataError(f"{where} is longer than {_LONGEST >> 20} MiB. Is this JSON lines? Split it.")
-        text = _decoded(without_mark(line) if number == 1 else line)
-        if text.strip():
-            yield _field_of(_parsed(text, where), field, where, "Each line must be one")
+        for value in _values_in(_decoded(without_mark(line)), where):
+            yield _text_of(value, field, where, "Each line must be one")
 
 
-def _parsed(line: str, where: str) -> object:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{where} is not JSON ({str(error)[:80]}). Correct or delete this line; each line must be one object."
-        ) from None
+def _values_in(line: str, where: str) -> Iterator[object]:
+    """The line's object, or several one after another."""
+    place = _end_of_gap(line, 0)
+    while place < len(line):
+        try:
+            value, place = _DECODER.raw_decode(line, place)
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"{where} is not JSON ({str(error)[:80]}). Correct or delete this line; each line must be one object."
+            ) from None
+        yield value
+        place = _end_of_gap(line, place)
 
 
 def _json_values(file: io.BufferedReader, field: str, path: Path) -> Texts:
-    """Objects one after another, in an array or not; no more than one of them and some blocks are in memory."""
+    """Objects one after another, in arrays or not; no more than one of them and some blocks are in memory."""
     reader = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape")
-    rest, number = reader.read(BLOCK_BYTES).lstrip(), 0
-    is_array, rest = rest.startswith("["), rest.removeprefix("[")
-    while True:
-        rest = rest[_end_of_gap(rest, 0) :]
-        start = 0
-        while True:  # the values of what is in memory
+    rest, number, is_array = "", 0, False
+    while more := reader.read(max(BLOCK_BYTES, len(rest))):  # twice as much each time: not read over and over
+        rest += more
+        start = _end_of_gap(rest, 0)
+        while start < len(rest):  # the values of what is in memory
+            if rest[start] == ("]" if is_array else "["):
+                is_array, start = not is_array, _end_of_gap(rest, start + 1)
+                continue
             value, end = _value_at(rest, start)
             if end == start:
                 break
             number += 1
-            yield _field_of(value, field, f"{path}, object {number}", "Each must be one")
+            yield _text_of(value, field, f"{path}, object {number}", "Each must be one")
             start = _end_of_gap(rest, end)
         rest = rest[start:]
-        if is_array and rest.startswith("]"):
-            return
         if len(rest) >= _LONGEST:
             raise DataError(f"{path}, object {number + 1}, has more than {_LONGEST >> 20} MiB. Split it.")
-        more = reader.read(max(BLOCK_BYTES, len(rest)))  # twice as much each time: not read over and over
-        if not more and (rest or is_array):
-            raise DataError(
-                f"{path} is not whole JSON: it breaks off, or is damaged, after {number:,} objects. Fetch it again, "
-                "or correct that place."
-            )
-        if not more:
-            return
-        rest += more
+    if rest or is_array:
+        raise DataError(
+            f"{path} is not whole JSON: it breaks off, is damaged, or nests too deeply, after {number:,} objects. "
+            "Fetch it again, or correct that place."
+        )
 
 
 def _end_of_gap(text: str, place: int) -> int:
@@ -130,12 +148,10 @@ def _end_of_gap(text: str, place: int) -> int:
     return found.end() if found else place
 
 
-def _field_of(contents: object, field: str, where: str, rule: str) -> str | None:
-    if not isinstance(contents, dict):
+def _text_of(row: object, field: str, where: str, rule: str) -> str | None:
+    if not isinstance(row, dict):
         raise DataError(f"{where} is not a JSON object. {rule}, with text in field {field!r}.")
-    if field not in contents:
-        raise DataError(f"{where} has no field {field!r}. {choice(contents)}")
-    return checked(contents[field], field, where)
+    return text_of(row, field, where)
 
 
 def _decoded(raw: bytes) -> str:
@@ -153,14 +169,19 @@ def csv_texts(path: Path, field: str) -> Texts:
     csv.field_size_limit(_LONGEST)  # of the whole process, whose only CSV these are; 128 KiB unless it is set
     with opened(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-        header = text.readline(BLOCK_BYTES)
+        header, begins = text.readline(BLOCK_BYTES), 2
+        if header.lower().startswith("sep="):  # a line for spreadsheets
+            header, begins = text.readline(BLOCK_BYTES), 3
+        above = begins
         mark = _delimiter(header, field, "\t" if plain_name(path).endswith(".tsv") else ",")
         names = next(csv.reader([header], delimiter=mark), [])
         if field not in names:
-            raise DataError(f"{path} has no column {field!r} in its first row. {choice(names)}")
+            raise DataError(
+                f"{path} has no column {field!r} in its first row, which names them. {choice(names)}"
+            )
         column = names.index(field)
         lines = _LinesAndEnd(text, mark.join(_END))
-        rows, begins = csv.reader(lines, delimiter=mark), 2
+        rows = csv.reader(lines, delimiter=mark, strict=True)
         try:
             for row in rows:
                 if lines.are_over:
@@ -170,12 +191,40 @@ def csv_texts(path: Path, field: str) -> Texts:
                             "Close it, or delete the row."
                         )
                     return
-                yield row[column] if column < len(row) else None
-                begins = rows.line_num + 2
+                _require_whole(row, len(names), mark, f"{path}:{begins}")
+                yield row[column] if row else None
+                begins = rows.line_num + above
         except csv.Error as error:
             raise DataError(
-                f"{path}:{rows.line_num + 1} is not CSV ({error}). Correct this line, or delete it."
+                f"{path}:{begins} is not CSV ({error}). Correct this row, as by writing a quote within quotes twice, "
+                "or delete it."
             ) from None
+
+
+def _require_whole(row: list[str], count: int, mark: str, where: str) -> None:
+    """Check that a row, unless it is empty, has a field for each column: in one that has not, text may be cut."""
+    if row and len(row) != count:
+        raise DataError(
+            f"{where}: this row has {len(row)} fields, and the first row names {count}. Put a text that has {mark!r} "
+            "in it between quotes, or correct or delete the row."
+        )
+    if any("\0" in cell for cell in row):
+        raise DataError(f"{where}: this row has NUL bytes. Delete it, or fetch the file again.")
+
+
+def begins_with_header(head: bytes, field: str) -> bool:
+    """Return whether a file that begins so is CSV with a column `field` beside others, whatever its name ends in."""
+    lines = io.StringIO(_decoded(head), newline="")
+    header = lines.readline()
+    if field not in header:
+        return False
+    csv.field_size_limit(_LONGEST)
+    try:
+        mark = _delimiter(header, field, ",")
+        names, first = next(csv.reader([header], delimiter=mark)), next(csv.reader(lines, delimiter=mark), [])
+    except csv.Error:
+        return False
+    return field in names and 1 < len(names) == len(first)
 
 
 class _LinesAndEnd:
@@ -210,9 +259,9 @@ def parquet_texts(path: Path, field: str) -> Texts:
     parquet = _columns_of(path, "pyarrow.parquet", "parquet")
     try:
         with _source(path) as source, parquet.ParquetFile(source) as file:
-            _require_column(file.schema_arrow.names, field, path)
-            batches = file.iter_batches(_ROWS_AT_ONCE, columns=[field])
-            yield from _texts_of(batches, 0, field, path)
+            name = _column_of(file.schema_arrow, field, path)
+            batches = file.iter_batches(_ROWS_AT_ONCE, columns=[name])
+            yield from _texts_of(batches, name, field, path)
     except (optional("pyarrow", "data").ArrowException, OSError) as error:
         raise _damaged(path, "parquet", error) from None
 
@@ -223,14 +272,14 @@ def arrow_texts(path: Path, field: str) -> Texts:
     pyarrow = optional("pyarrow", "data")
     try:
         with _source(path) as source:
-            is_file = source.read(len(ARROW)) == ARROW
+            is_file = source.read(len(_ARROW_FILE)) == _ARROW_FILE
             source.seek(0)
             reader = ipc.open_file(source) if is_file else ipc.open_stream(source)
-            _require_column(reader.schema.names, field, path)
+            name = _column_of(reader.schema, field, path)
             batches = (
                 (reader.get_batch(n) for n in range(reader.num_record_batches)) if is_file else iter(reader)
             )
-            yield from _texts_of(batches, reader.schema.names.index(field), field, path)
+            yield from _texts_of(batches, name, field, path)
     except (pyarrow.ArrowException, OSError) as error:
         raise _damaged(path, "Arrow", error) from None
 
@@ -251,20 +300,24 @@ class _Column(Protocol):
 
 
 class _RecordBatch(Protocol):
-    def column(self, index: int) -> _Column: ...
+    def column(self, name: str) -> _Column: ...
 
 
-def _texts_of(batches: Iterable[_RecordBatch], column: int, field: str, path: Path) -> Texts:
-    for batch in batches:
-        for value in _values(batch.column(column)):
-            yield checked(value, field, str(path))
+def _texts_of(batches: Iterable[_RecordBatch], name: str, field: str, path: Path) -> Texts:
+    values = (value for batch in batches for value in _values(batch.column(name), field, path))
+    for number, value in enumerate(values, 1):
+        yield text_of({name: value}, field, f"{path}, row {number}")
 
 
-def _values(column: _Column) -> list[object]:
+def _values(column: _Column, field: str, path: Path) -> list[object]:
     """The values of a column, which may hold bytes that are not UTF-8 where a writer says that there is text."""
     try:
         return column.to_pylist()
     except UnicodeDecodeError:
+        if column.type.num_fields:
+            raise DataError(
+                f"{path}: {field!r} holds text that is not UTF-8. Write it again as UTF-8."
+            ) from None
         binary = column.cast(optional("pyarrow", "data").large_binary())
         return [_decoded(raw) if isinstance(raw, bytes) else raw for raw in binary.to_pylist()]
 
@@ -277,28 +330,14 @@ def _columns_of(path: Path, module: str, kind: str) -> Any:
     return found
 
 
-def _require_column(names: list[str], field: str, path: Path) -> None:
-    if field not in names:
-        raise DataError(f"{path} has no column {field!r}. {choice(names)}")
+def _column_of(schema: Any, field: str, path: Path) -> str:
+    """The column that `field` is or lies in. Raises `DataError`."""
+    name = first_of(schema.names, field)
+    if name is None:
+        raise DataError(f"{path} has no column {field!r}. {choice(schema.names)}")
+    return name
 
 
 def _damaged(path: Path, kind: str, error: Exception) -> DataError:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0][:100]
     return DataError(f"{path} is not a readable {kind} file ({reason}). Fetch it again, or leave it out.")
-
-
-# --- what all have in common --------------------------------------------------------------------
-
-
-def checked(value: object, field: str, where: str) -> str | None:
-    """The value, if it is text or none at all. Raises `DataError`."""
-    if value is None or isinstance(value, str):
-        return value
-    raise DataError(
-        f"{where}: {field!r} holds {type(value).__name__}, not text. "
-        "Name the field that holds text with --text-field."
-    )
-
-
-def choice(names: Iterable[str] | Mapping[str, object]) -> str:
-    return f"Name the one that holds the text with --text-field: there is {', '.join(names) or 'none'}."[:300]

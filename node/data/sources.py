@@ -25,7 +25,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from node.data.contents import BLOCK_BYTES, opened, plain_name, start_of, without_mark
-from node.data.conversion import LATIN_1, converted, require_text
+from node.data.conversion import has_controls, has_nul, is_controls, not_utf8, require_known, require_text
+from node.data.folders import is_beside_rows, nothing_in, require_no_other, way_out
 from node.data.hub import Document, HubStream, opened_dataset, reason, texts_in, train_of
 from node.data.rows import (
     ARROW,
@@ -33,6 +34,7 @@ from node.data.rows import (
     JSON_ENDINGS,
     PARQUET,
     arrow_texts,
+    begins_with_header,
     begins_with_row,
     csv_texts,
     json_texts,
@@ -51,6 +53,8 @@ PYTHON_STDLIB = "python-stdlib"
 DEFAULT_FIELD = "text"  # where JSON lines and the like have the text
 _LEFT_OUT = {"test", "tests", "site-packages", "__pycache__"}
 _PARQUET, _ARROW = ".parquet", ".arrow"
+_PAGES = (b"<!doctype html", b"<html")
+_PAGE_BYTES = 16
 _SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` leaves at the top of its directory
 _ROWS = (_PARQUET, _ARROW, *JSON_ENDINGS, *CSV_ENDINGS)
 _TEXT = ".txt"
@@ -101,10 +105,7 @@ def _reading(entry: str) -> Iterator[None]:
 
 def _find(path: Path) -> list[Path]:
     if path.is_dir():
-        raise DataError(
-            f"{path} is a folder, and nothing in it is known to be text. Name the files in it, for instance "
-            f"{path / '**' / '*.txt'}."
-        )
+        raise nothing_in(path, [found for found in files_under(path) if found.is_file()])
     if path.exists() or not glob.has_magic(str(path)):
         if not (facts := path.stat()).st_size:
             if not stat.S_ISREG(facts.st_mode):
@@ -158,6 +159,8 @@ def places_of(entries: Sequence[str]) -> list[Path]:
     for entry in entries:
         path = at_home(entry)
         with _reading(entry):
+            if path.is_dir():
+                require_no_other(path)
             is_dataset = is_dataset_directory(path)
         for place in [path] if is_dataset else files_of(entry):
             places.setdefault(os.path.realpath(place), place)
@@ -200,7 +203,14 @@ def documents_in(places: Iterable[Path], field: str) -> Iterator[Document]:
             with _reading(str(place)):
                 files = _dataset_files(place) if place.is_dir() and not _is_saved(place) else [place]
             for file in files:
-                yield from _documents_of(file, field, damage)
+                try:
+                    yield from _documents_of(file, field, damage)
+                except DataError as error:
+                    if file != place:
+                        with _reading(str(place)):
+                            way = way_out(place, file, filter(Path.is_file, files_under(place)))
+                        error.args = (f"{error}{way}",)
+                    raise
     finally:
         damage.tell()
 
@@ -222,12 +232,20 @@ def _rows_of(place: Path, field: str) -> Iterator[str | None] | None:
     with opened(place) as file:
         head = file.peek()
     name = plain_name(place)
-    if head.startswith(PARQUET) or name.endswith(_PARQUET):
+    start = start_of(place)
+    is_rows = head.startswith((PARQUET, *ARROW))
+    if not is_rows:
+        require_known(place, head, start)
+    if name.endswith(_ROWS) and head.lstrip()[:_PAGE_BYTES].lower().startswith(_PAGES):
+        raise DataError(f"{place} is a web page (HTML), as servers send in place of a file. Fetch it again.")
+    if head.startswith(PARQUET) or (name.endswith(_PARQUET) and not is_rows):
         return parquet_texts(place, field)
-    if head.startswith(ARROW) or name.endswith(_ARROW):
+    if is_rows or name.endswith(_ARROW):
         return arrow_texts(place, field)
-    require_text(place, head, start_of(place))
+    require_text(place, head, start)
     if name.endswith(CSV_ENDINGS):
+        return csv_texts(place, field)
+    if not name.endswith(JSON_ENDINGS) and begins_with_header(without_mark(head), field):
         return csv_texts(place, field)
     is_json = name.endswith(JSON_ENDINGS) or begins_with_row(without_mark(head), field)
     return json_texts(place, field) if is_json else None
@@ -235,21 +253,21 @@ def _rows_of(place: Path, field: str) -> Iterator[str | None] | None:
 
 def _text_blocks(path: Path) -> Iterator[bytes]:
     decoder = codecs.getincrementaldecoder("utf-8")()
-    done = 0
+    done, block = 0, b""
     try:
         with opened(path) as file:
             while block := file.read(BLOCK_BYTES):
                 if b"\0" in block:
-                    raise DataError(f"{path} is binary: it has NUL bytes. Name text files only.")
+                    raise has_nul(path)
+                if not done and is_controls(block):
+                    raise has_controls(path)
                 decoder.decode(block)
                 yield block if done else without_mark(block)
                 done += len(block)
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not UTF-8 text (near byte {done + error.start:,}). Name text files only, or convert it: "
-            f"{converted(path, start_of(path), LATIN_1)}."
-        ) from None
+        around = block[max(0, error.start - BLOCK_BYTES // 512) :]
+        raise not_utf8(path, done + error.start, around, start_of(path)) from None
 
 
 def is_dataset_directory(path: Path) -> bool:
@@ -260,7 +278,7 @@ def is_dataset_directory(path: Path) -> bool:
 def _found_in(directory: Path) -> Iterator[Path]:
     """Yield the files with rows or text in a directory and its folders, compressed or not; none that are hidden."""
     for found in files_under(directory):
-        if _is_read(found) and stat.S_ISREG(found.stat().st_mode):
+        if _is_read(found) and not is_beside_rows(found) and stat.S_ISREG(found.stat().st_mode):
             yield found
 
 

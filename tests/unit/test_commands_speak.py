@@ -130,7 +130,7 @@ WRONG: list[tuple[str, str, str]] = [  # the command, what is said, and the next
     ),
     (f"noloco-node --join {PEER} --data nothing-*.txt", "No file matches nothing-*.txt", "Check the pattern"),
     (f"noloco-node --join {PEER} --data missing.txt", "'missing.txt' (No such file", "Check the path"),
-    (f"noloco-node --join {PEER} --data folder", "folder is a folder", "Name the files in it"),
+    (f"noloco-node --join {PEER} --data folder", "folder is a folder", "Name files with text in them"),
     (f"noloco-node --join {PEER} --config none.toml", "none.toml (No such file", "Check --config"),
     (
         f"noloco-node --join {PEER} --config typo.toml",

@@ -91,7 +91,7 @@ def test_unusable_files_are_named_with_what_to_do(tmp_path: Path) -> None:
         ("nul\0.txt", r"nul.*\(.*Check"),
         ("x" * 300, r"xxx' \(.*too long.*Check"),
         ("empty.txt", "empty.txt is empty. Name"),
-        ("folder", r"folder is a folder.*\*.txt"),
+        ("folder", r"folder is a folder that has no files. Name files with text"),
         ("*.md", r"No file matches .*\*.md. Check"),
         ("loop.txt", r"loop.txt' \("),
     ):

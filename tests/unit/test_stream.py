@@ -75,7 +75,7 @@ def test_splits_and_configurations_are_named_behind_the_dataset(tmp_path: Path) 
         HubStream(f"{place}:other", "text")
     with pytest.raises(DataError, match=r"Cannot read the dataset .*hub:NAME:CONFIG:SPLIT"):
         HubStream(f"{place}::validation", "text")
-    with pytest.raises(DataError, match=r"no column 'body'.*there is id, text"):
+    with pytest.raises(DataError, match=r"no field 'body'.*there is text"):
         list(HubStream(place, "body").texts())
 
 

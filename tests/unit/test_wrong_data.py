@@ -81,12 +81,12 @@ def make(directory: Path) -> None:
         ("missing.txt", ("missing.txt", "No such file", "Check the path")),
         ("empty.txt", ("empty.txt is empty", "Name a file with text")),
         ("blank.txt", ("no text", "blank.txt", "Name files with text")),
-        ("binary.txt", ("binary.txt is binary", "Name text files")),
+        ("binary.txt", ("binary.txt is a program, not text", "Leave it out")),
         ("latin.txt", ("latin.txt is not UTF-8", "iconv")),
         ("cut-off.txt", ("cut-off.txt is not UTF-8",)),
         ("short.txt", ("too short to train on", "--data")),
         ("*.md", ("No file matches", "*.md", "Check the pattern")),
-        ("texts", ("texts is a folder", "*.txt")),
+        ("texts", ("texts is a folder", "there is a.md", "for instance --data /", "/a.md.")),
         ("cut.jsonl.zst", ("cut.jsonl.zst", "Check the file")),
         ("junk.jsonl.zst", ("junk.jsonl.zst", "Check the file")),
         ("body.parquet.gz", ("body.parquet.gz is a compressed parquet file", "Decompress it")),
@@ -132,7 +132,7 @@ def test_wrong_files(name: str, said: tuple[str, ...], tmp_path: Path) -> None:
 def test_a_dataset_without_the_column(tmp_path: Path) -> None:
     place = as_saved_to_disk(tmp_path / "saved", ["a"])
     said = refusal(place, field="body", cache=tmp_path / "cache")
-    assert "has no column 'body'" in said
+    assert "has no field 'body'" in said
     assert "--text-field: there is text" in said
 
 
