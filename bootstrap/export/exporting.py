@@ -221,13 +221,13 @@ def _finish(
     weights, most = [file.weights() for file in files], shard_bytes(order.shard_size)
     for name in write_shards(manifest, weights, new, dtype, most):
         tell(f"Wrote {name}.")
-    _describe(tokenizer, new, str(dtype).removeprefix("torch."), facts)
+    describe(tokenizer, new, str(dtype).removeprefix("torch."), facts)
     write_sums(new)
     put_in_place(order.directory)
     clear_partial(order.directory)
 
 
-def _describe(raw: bytes | None, new: Path, dtype: str, facts: Facts) -> None:
+def describe(raw: bytes | None, new: Path, dtype: str, facts: Facts) -> None:
     """Write all but the weights: the run's own files, and in place of them those that its checkpoint had."""
     manifest = facts.manifest
     tokenizer = tokenizer_of_run(manifest, raw)

@@ -12,9 +12,9 @@ UNFINISHED = re.compile(r".*\.(incomplete|part|partial|crdownload|download|aria2
 SHARD = re.compile(r"model-\d{5}-of-(\d{5})\.safetensors")
 # what a file that is fetched later has in its place, by its first bytes
 POINTERS = {
-    b"version https://git-lfs.github.com/spec/": "a Git LFS pointer, not the file itself. Get it in that folder: git lfs pull",
-    b"# xet version ": "a Xet pointer, not the file itself. Get it in that folder: git xet checkout, or git lfs pull",
-    b"/annex/objects/": "a git-annex pointer, not the file itself. Get it in that folder: git annex get",
+    b"version https://git-lfs.github.com/spec/": ("Git LFS", "git lfs pull"),
+    b"# xet version ": ("Xet", "git xet checkout, or git lfs pull"),
+    b"/annex/objects/": ("git-annex", "git annex get ."),
 }
 POINTER_BYTES = max(map(len, POINTERS))
 _OF_ITS_SOURCE = "Use the checkpoint in safetensors that it was made from."
@@ -133,4 +133,7 @@ def kind_of(names: Collection[str]) -> tuple[Kind, str] | None:
 
 def pointer_in(beginning: bytes) -> str:
     """What a file that begins so is in place of the file itself, and what helps; empty where it is the file."""
-    return next((told for start, told in POINTERS.items() if beginning.startswith(start)), "")
+    for start, (system, command) in POINTERS.items():
+        if beginning.startswith(start):
+            return f"a {system} pointer, not the file itself. Get it in that folder: {command}"
+    return ""
