@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from importlib import resources
 from itertools import islice
 from pathlib import Path
@@ -390,6 +391,10 @@ def toml_contents(path: Path) -> dict[str, object]:
     except OSError as error:
         raise ManifestError(f"Cannot read the manifest {path} ({error.strerror}). Check the path.") from None
     except UnicodeDecodeError:
+        if b"\0" in raw and not raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+            raise ManifestError(
+                f"The manifest {path} is no text. Check the path: it is a TOML file."
+            ) from None
         raise ManifestError(
             f"The manifest {path} is not UTF-8 text. Check the path, or save it as UTF-8."
         ) from None

@@ -22,7 +22,8 @@ from node.data.hub import HUB
 from node.data.tokenizer import FileTokenizer, end_of_text_in, identity_of, load_tokenizer, require_fit
 from node.data.tokenizer_files import FILE_NAME, others_in, read_tokenizer
 from node.machine.home import at_home
-from node.model.pretrained import CONFIG, Pretrained, stage_digest
+from node.model.checkpoint_kinds import CONFIG
+from node.model.pretrained import Pretrained, stage_digest
 from protocol.errors import CheckpointError, ManifestError, StateError, TokenizerError
 from protocol.manifest import (
     BYTES,

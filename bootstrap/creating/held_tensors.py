@@ -7,7 +7,8 @@ import re
 from collections.abc import Collection, Sequence
 
 from bootstrap.export.checkpoint import HEAD, weights_of
-from node.model.pretrained import CONFIG, Pretrained
+from node.model.checkpoint_kinds import CONFIG
+from node.model.pretrained import Pretrained
 from protocol.errors import CheckpointError
 from protocol.manifest import Manifest, manifest_from
 from protocol.model import ATTENTION_BIAS, Model

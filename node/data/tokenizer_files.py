@@ -41,7 +41,7 @@ def read_tokenizer(place: str) -> bytes:
             )
         raw = without_mark(path.read_bytes())
         if told := pointer_in(raw[:POINTER_BYTES]):
-            raise TokenizerError(f"{path} is {told}.")
+            raise TokenizerError(f"{path} is yet to be fetched: {told}.")
         json.loads(raw)
         return raw
     except (ValueError, RecursionError):

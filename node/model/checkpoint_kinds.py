@@ -135,5 +135,5 @@ def pointer_in(beginning: bytes) -> str:
     """What a file that begins so is in place of the file itself, and what helps; empty where it is the file."""
     for start, (system, command) in POINTERS.items():
         if beginning.startswith(start):
-            return f"a {system} pointer, not the file itself. Get it in that folder: {command}"
+            return f"it is a {system} pointer. In that folder: {command}"
     return ""

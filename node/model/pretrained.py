@@ -299,7 +299,7 @@ class Pretrained:
         except OSError:
             told = ""  # whoever reads it says what is wrong
         if told:
-            raise CheckpointError(f"{path.name} of {self.source} is {told}.")
+            raise CheckpointError(f"{path.name} of {self.source} is yet to be fetched: {told}.")
         return path
 
     def _json(self, path: Path, most: int) -> dict[str, object]:

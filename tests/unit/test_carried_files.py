@@ -11,6 +11,7 @@ from typing import Any
 
 import msgpack
 import pytest
+from tokenizers import Tokenizer, processors
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bootstrap.creating.choosing import RunOptions
@@ -18,6 +19,7 @@ from bootstrap.export.carried import MOST_UNPACKED, NAMES, packed, unpacked
 from bootstrap.export.checkpoint import Facts
 from bootstrap.export.exporting import describe
 from bootstrap.export.folder import WRITTEN
+from bootstrap.generation.exported import tokenizer_in
 from protocol.identity import Identity
 from protocol.signed_manifest import SignedManifest
 from protocol.start import MOST_FILES_BYTES
@@ -152,6 +154,21 @@ def test_the_settings_of_a_large_tokenizer_have_room() -> None:
     assert len(raw) > 150_000
     text, left_out = packed({SETTINGS: raw})
     assert (unpacked(text), left_out) == ({SETTINGS: raw}, [])
+
+
+def test_training_puts_nothing_around_a_text_whatever_the_carried_tokenizer_does(tmp_path: Path) -> None:
+    model = chat_model(tmp_path / "model")
+    adding = Tokenizer.from_file(str(model / "tokenizer.json"))
+    adding.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)]
+    )
+    adding.save(str(model / "tokenizer.json"))
+    export = exported(model, tmp_path / "export")
+    assert sums(export) == sums(model)
+    loaded = AutoTokenizer.from_pretrained(export)
+    alone = tokenizer_in(export).ids_of("the cat")
+    assert loaded("the cat").input_ids == [1, *alone]
+    assert loaded("the cat", add_special_tokens=False).input_ids == alone
 
 
 def wrapped(contents: object) -> str:

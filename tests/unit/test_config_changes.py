@@ -26,8 +26,8 @@ FAMILIES: dict[Family, dict[str, Any]] = {
 # which the hub's have and transformers' own do not
 BESIDE = (
     "architectures", "attention_bias", "auto_map", "dtype", "head_dim", "layer_types", "max_window_layers",
-    "mlp_bias", "original_max_position_embeddings", "partial_rotary_factor", "quantization_config", "rope_scaling", "rope_theta",
-    "sliding_window", "tie_word_embeddings", "torch_dtype", "use_sliding_window",
+    "mlp_bias", "original_max_position_embeddings", "partial_rotary_factor", "quantization_config", "rope_scaling",
+    "rope_theta", "sliding_window", "tie_word_embeddings", "torch_dtype", "use_sliding_window",
 )  # fmt: skip
 DROPPED = "dropped"
 VALUES = (DROPPED, None, True, False, 0, 1, 3, 7, -1, 0.5, 1e-5, "x", "", "3", [], [1], {}, {"a": 1})
