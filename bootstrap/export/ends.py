@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from node.data.tokenizer import END_OF_TEXT_NAMES, end_of_text_in, parsed
 from node.data.tokenizer_files import CONFIG as TOKENIZER_CONFIG
-from node.model.pretrained import CONFIG, Pretrained
+from node.model.checkpoint_kinds import CONFIG
+from node.model.pretrained import Pretrained
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +58,11 @@ def end_said(settings: Callable[[str], Mapping[str, object]], raw: bytes) -> tup
     said: dict[str, list[str]] = {}
     doubts: list[str] = []
     for file in BY_NAME:
-        if name := named_end(settings(file)):
-            if tokenizer.token_to_id(name) is None:
-                doubts.append(f"{file} names {name[:64]!r}, which the tokenizer does not have")
-            else:
-                said[file] = [name]
+        named = named_end(settings(file))
+        if named and tokenizer.token_to_id(named) is None:
+            doubts.append(f"{file} names {named[:64]!r}, which the tokenizer does not have")
+        elif named:
+            said[file] = [named]
     by_name = {name for names in said.values() for name in names}
     for file in BY_ID:
         found = [(token, tokenizer.id_to_token(token)) for token in numbered_ends(settings(file))]
@@ -79,7 +80,7 @@ def end_said(settings: Callable[[str], Mapping[str, object]], raw: bytes) -> tup
     return end, doubts
 
 
-def _agreed(said: dict[str, Sequence[str]]) -> tuple[str, dict[str, Sequence[str]]]:
+def _agreed(said: Mapping[str, Sequence[str]]) -> tuple[str, dict[str, Sequence[str]]]:
     """The end that all files say, else the first file's; and what the files say that do not have it."""
     first = next(iter(said.values()), ())
     end = next((name for name in first if all(name in names for names in said.values())), "")

@@ -30,9 +30,28 @@ BESIDE = (
     "rope_theta", "sliding_window", "tie_word_embeddings", "torch_dtype", "use_sliding_window",
 )  # fmt: skip
 DROPPED = "dropped"
-VALUES = (DROPPED, None, True, False, 0, 1, 3, 7, -1, 0.5, 1e-5, "x", "", "3", [], [1], {}, {"a": 1})
+VALUES: tuple[Any, ...] = (
+    DROPPED,
+    None,
+    True,
+    False,
+    0,
+    1,
+    3,
+    7,
+    -1,
+    0.5,
+    1e-5,
+    "x",
+    "",
+    "3",
+    [],
+    [1],
+    {},
+    {"a": 1},
+)
 TOKENS = torch.arange(40)[None]
-SOME = (
+SOME: tuple[tuple[Family, str, Any], ...] = (
     ("llama", "tie_word_embeddings", None),
     ("llama", "tie_word_embeddings", True),
     ("llama", "attention_bias", False),

@@ -33,7 +33,7 @@ def checkpoint(directory: Path, files: dict[str, dict[str, Any]], special: tuple
     return directory
 
 
-def end_of(directory: Path, **options: str) -> str:
+def end_of(directory: Path, **options: Any) -> str:
     manifest, _ = RunOptions(from_checkpoint=str(directory), **options).resolved()
     return manifest.data.end_of_text
 

@@ -92,7 +92,7 @@ STRANGE: dict[str, tuple[Callable[[Weights], Weights], dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", STRANGE)
 def test_what_config_json_has_no_place_for_is_refused_by_name(case: str, tmp_path: Path) -> None:
     change, config, words = STRANGE[case]
-    was = {"attention_bias": True, "mlp_bias": True} if "biases" in case else {}
+    was: dict[str, Any] = {"attention_bias": True, "mlp_bias": True} if "biases" in case else {}
     saved_model(tmp_path / "model", **was | ({"vocab_size": 300} if case == "rows" else {}))
     with pytest.raises(CheckpointError) as refusal:
         run_of(with_weights(tmp_path / "model", change, **config))

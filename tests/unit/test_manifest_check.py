@@ -20,7 +20,7 @@ from node.model.stage import parameter_count
 from protocol.codec import nbytes_of
 from protocol.errors import ManifestError
 from protocol.identity import Identity
-from protocol.manifest import PRESETS, Manifest, load_toml, manifest_from, preset_text
+from protocol.manifest import PRESETS, Manifest, load_preset, load_toml, manifest_from, preset_text
 from protocol.signed_manifest import SignedManifest
 from tests.published import published_text, published_tiny
 
@@ -75,7 +75,7 @@ def test_the_signed_manifest_of_a_run_is_read_and_no_text_is_never_to_be_saved_a
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "manifest.noloco"
-    signed = SignedManifest.sign(TINY, Identity.from_seed("owner")).to_bytes()
+    signed = SignedManifest.sign(load_preset("tiny"), Identity.from_seed("owner")).to_bytes()
     file.write_bytes(signed)
     assert told(str(file)) == told("--preset", "tiny")
     with pytest.raises(ManifestError, match=r"is a run's signed manifest, not TOML: leave it as it is\."):
