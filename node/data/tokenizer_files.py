@@ -10,7 +10,7 @@ from node.data.contents import without_mark
 from node.data.hub import HUB
 from node.machine.home import at_home
 from node.machine.limits import optional
-from node.model.checkpoint_kinds import POINTER_BYTES, pointer_in
+from node.machine.pointers import POINTER_BYTES, pointer_in
 from protocol.errors import MissingPackage, TokenizerError
 from protocol.messages.peers import MAX_TOKENIZER_BYTES
 

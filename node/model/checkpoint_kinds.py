@@ -10,13 +10,6 @@ CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.in
 ADAPTER = "adapter_config.json"
 UNFINISHED = re.compile(r".*\.(incomplete|part|partial|crdownload|download|aria2|!qB|opdownload)")
 SHARD = re.compile(r"model-\d{5}-of-(\d{5})\.safetensors")
-# what a file that is fetched later has in its place, by its first bytes
-POINTERS = {
-    b"version https://git-lfs.github.com/spec/": ("Git LFS", "git lfs pull"),
-    b"# xet version ": ("Xet", "git xet checkout, or git lfs pull"),
-    b"/annex/objects/": ("git-annex", "git annex get ."),
-}
-POINTER_BYTES = max(map(len, POINTERS))
 _OF_ITS_SOURCE = "Use the checkpoint in safetensors that it was made from."
 _BY_TRANSFORMERS_4 = (
     "load it with transformers 4, from_pretrained(DIRECTORY, {}=True), and save_pretrained it."
@@ -129,11 +122,3 @@ def kind_of(names: Collection[str]) -> tuple[Kind, str] | None:
         if found:
             return kind, found[0]
     return None
-
-
-def pointer_in(beginning: bytes) -> str:
-    """What a file that begins so is in place of the file itself, and what helps; empty where it is the file."""
-    for start, (system, command) in POINTERS.items():
-        if beginning.startswith(start):
-            return f"it is a {system} pointer. In that folder: {command}"
-    return ""

@@ -24,15 +24,14 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError, safe_open
 
 from node.machine.home import at_home
+from node.machine.pointers import POINTER_BYTES, pointer_in
 from node.model.checkpoint_kinds import (
     ADAPTER,
     CONFIG,
     INDEX,
-    POINTER_BYTES,
     UNFINISHED,
     WHOLE,
     kind_of,
-    pointer_in,
 )
 from node.model.flat import LARGEST, layout
 from node.model.replica import Replica

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from bootstrap.found_cli import app
 from node.data.tokenizer_files import read_tokenizer
-from node.model.checkpoint_kinds import KINDS, POINTERS, kind_of
+from node.machine.pointers import POINTERS
+from node.model.checkpoint_kinds import KINDS, kind_of
 from node.model.pretrained import Pretrained
 from protocol.errors import CheckpointError, TokenizerError
 from tests.pretrained import saved_model
