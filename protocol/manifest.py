@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from importlib import resources
 from itertools import islice
 from pathlib import Path
@@ -26,6 +27,7 @@ from protocol.start import Start
 EXTRA = "extra_forbidden"  # pydantic's word for a setting that there is not
 WORD = "literal_error"  # and for a word that is none of those that a setting may have
 MOST_NAMED = 3  # unknown settings
+SIGNED = b"\x93\xc4\x20"  # the first bytes of a signed manifest: three parts, of which the first is a key of 32 bytes
 BYTES = "bytes"  # data.tokenizer where each byte is a token
 MOST_REPLICAS = 10_000  # of a stage: what a replica of another one can be given
 PRESETS = ("tiny", "llama-5m", "llama-20m", "llama-60m", "llama-125m", "llama-1.3b", "llama-6.8b")
@@ -379,10 +381,20 @@ def load_toml(path: Path) -> Manifest:
 def toml_contents(path: Path) -> dict[str, object]:
     """The contents of a TOML file, unchecked. Raises `ManifestError` for what is not TOML."""
     try:
-        return _parsed(path.read_text(encoding="utf-8-sig"), str(path))
+        raw = path.read_bytes()
+        if raw.startswith(SIGNED):
+            raise ManifestError(
+                f"{path} is a run's signed manifest, not TOML: leave it as it is. noloco manifest check {path} shows "
+                "it, and noloco-bootstrap --dir with its directory takes the run up."
+            )
+        return _parsed(raw.decode("utf-8-sig"), str(path))
     except OSError as error:
         raise ManifestError(f"Cannot read the manifest {path} ({error.strerror}). Check the path.") from None
     except UnicodeDecodeError:
+        if b"\0" in raw and not raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+            raise ManifestError(
+                f"The manifest {path} is no text. Check the path: it is a TOML file."
+            ) from None
         raise ManifestError(
             f"The manifest {path} is not UTF-8 text. Check the path, or save it as UTF-8."
         ) from None

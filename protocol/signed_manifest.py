@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import msgpack
 
 from protocol.earlier_manifests import Missed, as_read_now
 from protocol.errors import LaterVersion, ManifestError
 from protocol.identity import Identity, verify
-from protocol.manifest import Manifest, manifest_from, unknown_settings
+from protocol.manifest import SIGNED, Manifest, load_toml, manifest_from, unknown_settings
 from protocol.version import own_version
 
 MAX_MANIFEST_BYTES = 64 * 1024
@@ -81,6 +82,16 @@ class SignedManifest:
     def to_bytes(self) -> bytes:
         packed: bytes = msgpack.packb([self.public_key, self._body, self._signature])
         return packed
+
+
+def load_manifest(path: Path) -> Manifest:
+    """Read a manifest from a file: TOML that a person wrote, or a run's signed one. Raises `ManifestError`."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_MANIFEST_BYTES + 1)
+    except OSError:
+        raw = b""
+    return SignedManifest.from_bytes(raw).manifest if raw.startswith(SIGNED) else load_toml(path)
 
 
 def _read(contents: object) -> Manifest:

@@ -20,8 +20,9 @@ from node.machine.devices import DEVICES, Device
 from node.machine.limits import parse_rate
 from node.machine.named import Use
 from protocol.errors import NO, ManifestError, UserError
-from protocol.manifest import PRESETS, Manifest, load_preset, load_toml
+from protocol.manifest import PRESETS, Manifest, load_preset
 from protocol.manifest_advice import advice
+from protocol.signed_manifest import load_manifest
 
 if TYPE_CHECKING:  # torch, which whoever asks for --help need not wait for
     from bootstrap.checking.costs import Prices
@@ -90,7 +91,7 @@ def check(
                 upload if uplink else None, download if downlink else None, mbit * 1.25e5
             )
             return check_here(join, token, named_links, threads, watts, as_json)
-        chosen = load_toml(file) if file is not None else load_preset(preset or "")
+        chosen = load_manifest(file) if file is not None else load_preset(preset or "")
     except ManifestError as error:
         refuse((file and problems_in(file)) or [str(error)], file, as_json)
     except UserError as error:

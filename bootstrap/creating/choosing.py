@@ -10,16 +10,20 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from bootstrap.creating.chat_template import chat_template_of
+from bootstrap.creating.held_tensors import fitted
 from bootstrap.creating.positions import longer_than_positions
 from bootstrap.creating.probing import probe
 from bootstrap.display import write_whole, writing
 from bootstrap.export.byte_tokenizer import is_byte_tokenizer
+from bootstrap.export.carried import NAMES, packed
+from bootstrap.export.ends import end_of_text_of
 from bootstrap.export.model_config import FAMILIES, model_in
 from node.data.tokenizer import FileTokenizer, end_of_text_in, identity_of, load_tokenizer, require_fit
 from node.data.tokenizer_files import FILE_NAME, others_in, read_tokenizer
 from node.machine.home import at_home
 from node.machine.named import HUB, is_there
-from node.model.pretrained import CONFIG, Pretrained, stage_digest
+from node.model.checkpoint_kinds import CONFIG
+from node.model.pretrained import Pretrained, stage_digest
 from protocol.errors import CheckpointError, ManifestError, StateError, TokenizerError
 from protocol.manifest import (
     BYTES,
@@ -59,8 +63,9 @@ class RunOptions:
         manifest = self._manifest()
         raw = chosen_tokenizer(self.tokenizer, self.from_checkpoint)
         if raw is not None:
+            end = self.end_of_text or manifest.data.end_of_text or self._end_said(raw)
             is_preset = self.file is None and self.from_checkpoint is None
-            manifest = with_tokenizer(manifest, raw, self.end_of_text, is_preset=is_preset)
+            manifest = with_tokenizer(manifest, raw, end, is_preset=is_preset)
         elif self.from_checkpoint is not None:
             _require_bytes(manifest, self.from_checkpoint)
         else:
@@ -69,10 +74,21 @@ class RunOptions:
             logger.warning("%s", told)
         if self.from_checkpoint is not None:
             source = Pretrained(self.from_checkpoint)
-            manifest = with_digests(source, manifest)
+            manifest = with_digests(source, fitted(source, manifest))
             if not self.tokenizer:  # another one does not know the template's tokens
-                manifest = with_chat_template(source, manifest)
+                manifest = with_small_files(source, manifest)
         return manifest, raw
+
+    def _end_said(self, raw: bytes) -> str:
+        """The end of a text by the files that the tokenizer comes with; empty where it comes with none."""
+        place = self.tokenizer.removeprefix(HUB)
+        if self.tokenizer and not self.tokenizer.startswith(HUB):
+            path = at_home(place)
+            place = str(path if path.is_dir() else path.parent)
+            if not path.is_dir() and path.name != FILE_NAME:
+                return ""
+        source = place or self.from_checkpoint
+        return end_of_text_of(Pretrained(source), raw) if source else ""
 
     def _manifest(self) -> Manifest:
         if self.preset and self.file:
@@ -89,6 +105,7 @@ class RunOptions:
                 f"{self.file} has a [model] section, and --from-checkpoint makes one from config.json: remove it."
             )
         contents["model"] = model_of(source).model_dump()
+        source.require_weights()
         if self.stages is not None:
             contents["stages"] = self.stages
         contents["start"] = unread_start(source, contents.get("stages")).model_dump()
@@ -135,12 +152,12 @@ def model_of(source: Pretrained) -> Model:
     """The [model] section for config.json. Raises `CheckpointError` for what cannot be trained here."""
     raw = source.config()
     family = raw.get("model_type")
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise CheckpointError(
             f"{source.source} is a model of the type {family!r}. Those that can be trained here are: "
             f"{', '.join(FAMILIES)}."
         )
-    if raw.get("quantization_config"):
+    if any(raw.get(name) is not None for name in ("quantization_config", "quantization")):  # MLX's
         raise CheckpointError(
             f"{source.source} is quantized, and such weights cannot be trained. Use the model that it was made from."
         )
@@ -172,10 +189,20 @@ def with_digests(source: Pretrained, manifest: Manifest) -> Manifest:
     return manifest.model_copy(update={"start": manifest.start.model_copy(update={"digests": digests})})
 
 
-def with_chat_template(source: Pretrained, manifest: Manifest) -> Manifest:
-    """The manifest with the checkpoint's chat template, which exports have again. Raises `CheckpointError`."""
+def with_small_files(source: Pretrained, manifest: Manifest) -> Manifest:
+    """The manifest with the checkpoint's chat template and settings, which exports have again.
+
+    Those for which it has no room are left out with a warning. Raises `CheckpointError`.
+    """
     assert manifest.start is not None
-    start = manifest.start.model_copy(update={"chat_template": chat_template_of(source)})
+    files, left_out = packed({name: raw for name in NAMES if (raw := source.raw(name))})
+    if left_out:
+        logger.warning(
+            "The manifest has no room for %s of %s: exports will have their own. Copy them from there.",
+            ", ".join(left_out),
+            source.source,
+        )
+    start = manifest.start.model_copy(update={"chat_template": chat_template_of(source), "files": files})
     return manifest.model_copy(update={"start": start})
 
 

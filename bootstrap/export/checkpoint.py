@@ -27,6 +27,7 @@ from protocol.version import own_version
 PATTERN = "model{suffix}.safetensors"
 MOST_NAMED = 50  # contributors in the model card
 INDEX = "model.safetensors.index.json"
+HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def weights_of(manifest: Manifest) -> dict[str, Weight]:
         for place in layout(parameter_shapes(manifest, stage)):
             weights.setdefault(place.name, Weight(stage, place))
     if manifest.model.tied_embeddings:
-        weights.pop("lm_head.weight", None)
+        weights.pop(HEAD, None)
     return weights
 
 
@@ -113,6 +114,7 @@ class Facts:
     directory: str = "model"
     contributions: Sequence[Contribution] = ()
     tokenizer_fingerprint: str = ""  # of what it does; empty where bytes are tokens
+    carried: str = ""  # the model card's section on the checkpoint's files
 
     def as_json(self) -> str:
         stages = [
@@ -141,7 +143,9 @@ class Facts:
 
 def model_card(facts: Facts) -> str:
     """Markdown with the front matter that model hubs read."""
-    manifest = facts.manifest
+    manifest, start = facts.manifest, facts.manifest.start
+    if start is not None:  # the files themselves are beside the card
+        manifest = manifest.model_copy(update={"start": start.model_copy(update={"files": ""})})
     tags = "library_name: transformers\npipeline_tag: text-generation\ntags:\n- noloco"
     return f"""---
 {tags}
@@ -159,7 +163,7 @@ stages, replicas of each averaged in pairs ([arXiv 2506.10911](https://arxiv.org
 
 {_weights(facts)}
 
-{_contributors(facts)}## Load it
+{_contributors(facts)}{facts.carried}## Load it
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer

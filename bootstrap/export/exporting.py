@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from bootstrap.display import bars
+from bootstrap.export.carried import carried
 from bootstrap.export.checkpoint import (
     Facts,
     model_card,
@@ -18,6 +19,7 @@ from bootstrap.export.checkpoint import (
     weights_of,
     write_shards,
 )
+from bootstrap.export.ends import GENERATION
 from bootstrap.export.fetching import (
     Distrusted,
     GaveNothing,
@@ -32,7 +34,7 @@ from bootstrap.export.fetching import (
 from bootstrap.export.folder import FACTS, PARTIAL, clear_new, clear_partial, put_in_place, write_sums
 from bootstrap.export.model_config import config_of
 from bootstrap.export.order import DTYPES, ExportOrder, check_order, shard_bytes
-from bootstrap.export.tokenizer import ModelTokenizer, fingerprint_of, tokenizer_file, tokenizer_of_run
+from bootstrap.export.tokenizer import fingerprint_of, tokenizer_file, tokenizer_of_run
 from bootstrap.inspect.contributors import contributions
 from bootstrap.inspect.kept_copies import find_copies
 from bootstrap.inspect.observer import Observer, Sighting, visit
@@ -219,17 +221,26 @@ def _finish(
     weights, most = [file.weights() for file in files], shard_bytes(order.shard_size)
     for name in write_shards(manifest, weights, new, dtype, most):
         tell(f"Wrote {name}.")
-    _describe(tokenizer_of_run(manifest, tokenizer), new, dtype, facts)
+    describe(tokenizer, new, str(dtype).removeprefix("torch."), facts)
     write_sums(new)
     put_in_place(order.directory)
     clear_partial(order.directory)
 
 
-def _describe(tokenizer: ModelTokenizer, new: Path, dtype: torch.dtype, facts: Facts) -> None:
+def describe(raw: bytes | None, new: Path, dtype: str, facts: Facts) -> None:
+    """Write all but the weights: the run's own files, and in place of them those that its checkpoint had."""
+    manifest = facts.manifest
+    tokenizer = tokenizer_of_run(manifest, raw)
     tokenizer.save(new)
     ids = tokenizer.special_ids()
-    save_json(config_of(facts.manifest, str(dtype).removeprefix("torch."), ids), new / "config.json")
-    save_json(ids, new / "generation_config.json")
+    save_json(config_of(manifest, dtype, ids), new / "config.json")
+    kept = carried(manifest, raw, tokenizer, dtype)
+    if not kept.files:
+        save_json(ids, new / GENERATION)
+    for name, contents in kept.files.items():
+        (new / name).write_bytes(contents)
+    started = manifest.start.name if manifest.start is not None else ""
+    facts = replace(facts, carried=kept.as_markdown(started))
     (new / "README.md").write_text(model_card(facts), encoding="utf-8")
     (new / FACTS).write_text(facts.as_json() + "\n", encoding="utf-8")
 

@@ -21,7 +21,8 @@ FACTS = "noloco.json"
 SUMS = "SHA256SUMS"
 CONFIG = "config.json"  # an export without it is not whole
 WRITTEN = re.compile(
-    r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|README\.md|noloco\.json|SHA256SUMS"
+    r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json"
+    r"|added_tokens\.json|chat_template\.jinja|README\.md|noloco\.json|SHA256SUMS"
     r"|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
 )
 FETCHED = re.compile(r"stage-\d{4,}\.(f32|jsonl)|writable")

@@ -45,6 +45,32 @@ _OF_FAMILY: dict[Family, Config] = {
         "head_dim": 128,
     },
 }
+# a null of these says something; of the others it is the family's default, as where the setting is left out
+_NULL_SAYS = {"num_key_value_heads", "head_dim", "sliding_window", "rope_scaling", "rope_parameters"}
+_SIZE, _NUMBER, _FLAG = (int,), (int, float), (bool,)
+_TYPES: dict[str, tuple[type, ...]] = {
+    "tie_word_embeddings": _FLAG,
+    "attention_bias": _FLAG,
+    "mlp_bias": _FLAG,
+    "use_sliding_window": _FLAG,
+    "use_cache": _FLAG,
+    "num_key_value_heads": _SIZE,
+    "head_dim": _SIZE,
+    "sliding_window": _SIZE,
+    "max_window_layers": _SIZE,
+    "max_position_embeddings": _SIZE,
+    "pretraining_tp": _SIZE,
+    "bos_token_id": _SIZE,
+    "pad_token_id": _SIZE,
+    "eos_token_id": (int, list),
+    "initializer_range": (float,),
+    "rms_norm_eps": (float,),
+    "rope_theta": _NUMBER,
+    "attention_dropout": _NUMBER,
+    "layer_types": (list,),
+    "hidden_act": (str,),
+    "auto_map": (dict,),
+}
 _WITH_ORIGINAL_LENGTH: tuple[RopeType, ...] = ("llama3", "yarn")
 
 
@@ -115,13 +141,15 @@ def model_in(raw: Mapping[str, Any]) -> Model:
     Raises `ValueError`, of which pydantic's `ValidationError` is one, for a model that stages cannot compute.
     """
     family: Family = raw["model_type"]
-    config: Config = {**_COMMON, **_OF_FAMILY[family], **raw}
+    _require_types(raw)
+    given = {name: value for name, value in raw.items() if value is not None or name in _NULL_SAYS}
+    config: Config = {**_COMMON, **_OF_FAMILY[family], **given}
     if config["hidden_act"] != "silu":
         raise ValueError(f"hidden_act {config['hidden_act']!r}, where only silu is known")
     window, first = _sliding(family, config)
     theta, rope = _rope(config)
     heads, hidden = _size(config, "num_attention_heads"), _size(config, "hidden_size")
-    head_dim = _size(config, "head_dim") if config.get("head_dim") else 0
+    head_dim = 0 if config.get("head_dim") is None else _size(config, "head_dim")
     settings = {
         "family": family,
         "vocab_size": _size(config, "vocab_size"),
@@ -140,12 +168,25 @@ def model_in(raw: Mapping[str, Any]) -> Model:
         "rope_theta": theta,
         "rope": rope,
         "norm_eps": config["rms_norm_eps"],
-        "init_std": config["initializer_range"] or _COMMON["initializer_range"],
+        "init_std": config["initializer_range"] or _COMMON["initializer_range"],  # 0 would begin with nothing
     }
     model = Model.model_validate(settings, strict=True)
     if (kinds := config.get("layer_types")) is not None and kinds != _layer_types(model):
         raise ValueError("layer_types mix full and sliding attention otherwise than max_window_layers")
     return model
+
+
+def _require_types(raw: Mapping[str, Any]) -> None:
+    """Refuse a setting of a type that transformers refuses, also of those that a model here does without."""
+    for name, kinds in _TYPES.items():
+        value = raw.get(name)
+        if value is not None and type(value) not in kinds:  # True is no number here
+            raise ValueError(f"{name} is {str(value)[:40]!r}")
+    ends = raw.get("eos_token_id")
+    if isinstance(ends, list) and any(type(end) is not int for end in ends):
+        raise ValueError(f"eos_token_id is {str(ends)[:40]!r}")
+    if not 0 <= (raw.get("initializer_range") or 0.0) <= 1:
+        raise ValueError(f"initializer_range is {raw['initializer_range']!r}")
 
 
 def _size(config: Config, name: str) -> int:
@@ -159,15 +200,19 @@ def _sliding(family: Family, config: Config) -> tuple[int, int]:
     """Return (tokens of the sliding window or 0, layers before it)."""
     is_used = family in SLIDING and (family == "mistral" or config.get("use_sliding_window"))
     window = config["sliding_window"] if is_used else 0
+    if is_used and window is not None and window <= 0:
+        raise ValueError(f"sliding_window is {window}")
     first = 0 if family == "mistral" else config.get("max_window_layers", 0)
     return (window, first) if window and first < _size(config, "num_hidden_layers") else (0, 0)
 
 
 def _rope(config: Config) -> tuple[float, Config]:
     """Return (theta, the manifest's [model.rope])."""
-    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(given, dict):
-        raise ValueError(f"rope_parameters are {str(given)[:40]!r}")
+    older_name, newer_name = (config.get(name) for name in ("rope_scaling", "rope_parameters"))
+    for given in (older_name, newer_name):
+        if given is not None and not isinstance(given, dict):
+            raise ValueError(f"rope_parameters are {str(given)[:40]!r}")
+    given = older_name or newer_name or {}
     rope = {name: value for name, value in given.items() if value is not None}
     older = rope.pop("type", "default")
     kind = rope.pop("rope_type", older)

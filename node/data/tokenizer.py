@@ -66,7 +66,7 @@ class FileTokenizer:
     """
 
     def __init__(self, raw: bytes, end_of_text: str) -> None:
-        file = _parse(raw)
+        file = parsed(raw)
         token = file.token_to_id(end_of_text)
         if token is None:
             raise TokenizerError(
@@ -159,7 +159,7 @@ def identity_of(raw: bytes) -> str:
 
 def end_of_text_in(raw: bytes) -> str:
     """The name of the token that ends texts, of those in use. Raises `TokenizerError` when there is none."""
-    tokenizer = _parse(raw)
+    tokenizer = parsed(raw)
     for name in END_OF_TEXT_NAMES:
         if tokenizer.token_to_id(name) is not None:
             return name
@@ -169,7 +169,8 @@ def end_of_text_in(raw: bytes) -> str:
     )
 
 
-def _parse(raw: bytes) -> tokenizers.Tokenizer:
+def parsed(raw: bytes) -> tokenizers.Tokenizer:
+    """The tokenizer of a tokenizer.json as the library reads it. Raises `TokenizerError`."""
     try:
         text = raw.decode("utf-8")
         json.loads(text)

@@ -10,6 +10,7 @@ from node.data.contents import without_mark
 from node.machine.home import at_home
 from node.machine.limits import optional
 from node.machine.named import HUB, is_folder, is_there
+from node.machine.pointers import POINTER_BYTES, pointer_in
 from protocol.errors import MissingPackage, TokenizerError
 from protocol.messages.peers import MAX_TOKENIZER_BYTES
 
@@ -40,6 +41,8 @@ def read_tokenizer(place: str) -> bytes:
                 "Check that it is a tokenizer.json."
             )
         raw = without_mark(path.read_bytes())
+        if told := pointer_in(raw[:POINTER_BYTES]):
+            raise TokenizerError(f"{path} is yet to be fetched: {told}.")
         json.loads(raw)
         return raw
     except (ValueError, RecursionError):

@@ -113,7 +113,7 @@ def test_what_transformers_saves_of_an_export_is_read_as_the_run_s_model(variant
         ({"vocab_size": 0}, "vocab_size is 0"),
         ({"head_dim": "wide"}, "head_dim is 'wide'"),
         ({"rms_norm_eps": "small"}, "norm_eps"),
-        ({"tie_word_embeddings": "yes"}, "tied_embeddings"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"rope_scaling": [1, 2]}, "rope_parameters are"),
         ({"rope_scaling": {"type": "longrope"}}, "rope.type"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not 1"),

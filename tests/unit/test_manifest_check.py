@@ -18,7 +18,10 @@ from node.machine.limits import size
 from node.model.resources import memory_needed
 from node.model.stage import parameter_count
 from protocol.codec import nbytes_of
-from protocol.manifest import PRESETS, Manifest, load_toml, manifest_from, preset_text
+from protocol.errors import ManifestError
+from protocol.identity import Identity
+from protocol.manifest import PRESETS, Manifest, load_preset, load_toml, manifest_from, preset_text
+from protocol.signed_manifest import SignedManifest
 from tests.published import published_text, published_tiny
 
 TINY = published_tiny()
@@ -66,6 +69,27 @@ def test_a_file_is_checked_as_its_preset(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(preset_text("tiny"), encoding="utf-8")
     assert run(str(file)).stdout == run("--preset", "tiny").stdout
+
+
+def test_the_signed_manifest_of_a_run_is_read_and_no_text_is_never_to_be_saved_as_text(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "manifest.noloco"
+    signed = SignedManifest.sign(load_preset("tiny"), Identity.from_seed("owner")).to_bytes()
+    file.write_bytes(signed)
+    assert told(str(file)) == told("--preset", "tiny")
+    with pytest.raises(ManifestError, match=r"is a run's signed manifest, not TOML: leave it as it is\."):
+        load_toml(file)
+    file.write_bytes(signed[:-9] + bytes(9))
+    answer = run(str(file))
+    assert answer.exit_code == 2
+    assert "The manifest's signature does not match" in answer.stderr
+    for binary in (b"\x89PNG\r\n\x1a\n\0\0", bytes(range(256))):
+        file.write_bytes(binary)
+        assert "is no text. Check the path" in run(str(file)).stderr
+    for text in ("name = 'größer'".encode("latin-1"), "name = 'x'".encode("utf-16")):
+        file.write_bytes(text)
+        assert "save it as UTF-8" in run(str(file)).stderr
 
 
 def test_layers_parameters_and_memory_of_each_stage_are_shown(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bootstrap.creating.choosing import RunOptions
-from node.model.pretrained import PICKLED, Pretrained
+from node.model.pretrained import Pretrained
 from protocol.errors import CheckpointError, ManifestError
 from protocol.manifest import preset_text
 from tests.pretrained import saved_model
@@ -150,13 +150,13 @@ class Trap:
         return Path.touch, (self.file,)
 
 
-@pytest.mark.parametrize("name", PICKLED)
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth"])
 def test_nothing_pickled_is_opened(name: str, tmp_path: Path) -> None:
     model, sprung = tmp_path / "model", tmp_path / "sprung"
     saved_model(model)
     (model / "model.safetensors").unlink()
     (model / name).write_bytes(pickle.dumps(Trap(sprung)))
-    assert "pickled weights only, which could run any code" in one_line(model)
+    assert "pickled weights only" in one_line(model)
     assert not sprung.exists()
     pickle.loads((model / name).read_bytes())  # our own, which shows that the trap works
     assert sprung.exists()

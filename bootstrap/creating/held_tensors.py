@@ -1,0 +1,117 @@
+"""A checkpoint's tensors held against its config.json: each is used, or named; what its files hold is the truth."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Sequence
+
+from bootstrap.export.checkpoint import HEAD, weights_of
+from node.model.checkpoint_kinds import CONFIG
+from node.model.pretrained import Pretrained
+from protocol.errors import CheckpointError
+from protocol.manifest import Manifest, manifest_from
+from protocol.model import ATTENTION_BIAS, Model
+
+logger = logging.getLogger(__name__)
+
+EMBEDDING = "model.embed_tokens.weight"
+MOST_NAMED = 3
+LAYER = re.compile(r"model\.layers\.(\d{1,6})\.")
+# buffers, which the model computes
+COMPUTED = re.compile(r".*\.rotary_emb\.(inv_freq|original_inv_freq|cos_cached|sin_cached)")
+# of parts beside the language model, without which its logits are the same
+BESIDE = re.compile(
+    r"(model\.)?(mtp|medusa_head|score|classifier|classification_head|qa_outputs|v_head|value_head|reward_head"
+    r"|rm_head|vision_tower|vision_model|visual|image_newline|multi_modal_projector|mm_projector|audio_tower"
+    r"|audio_projector|speech_encoder)(s|_layers)?\..*|model\.image_newline"
+)
+# what the files are where their tensors have such names, and what helps
+CAUSES = (
+    (r".*(\.lora_|\.base_layer\.|\.modules_to_save\.).*|base_model\..*",
+     "They are of an adapter that is not merged: merge_and_unload() of peft, then save_pretrained."),
+    (r"_orig_mod\..*", "They are of a compiled model: save model._orig_mod with save_pretrained."),
+    (r"module\..*|.*_fsdp_wrapped_module.*|.*_checkpoint_wrapped_module.*",
+     "They are of a model in a wrapper for training: save the model inside it with save_pretrained."),
+    (r".*(qweight|qzeros|scales?|g_idx|_scale_inv|\.SCB|absmax|quant_map|quant_state.*|weight_packed|weight_shape"
+     r"|zero_point|mlp.*\.biases|_proj\.biases)",
+     "They are of quantized weights, which cannot be trained: use the model that it was made from."),
+    (r".*\.(experts|router|block_sparse_moe|mlp\.gate\.|shared_expert).*",
+     "They are of a mixture of experts, which cannot be trained here."),
+    (r".*\.[qk]_norm\..*", 'They are norms of queries and keys, as model_type "qwen3" has them: correct it there.'),
+    (r"(layers|embed_tokens|norm)\..*",
+     "They are of a model without its head: save the whole one, as AutoModelForCausalLM loads it."),
+    (r".*language_model\..*",
+     "They are of a model within another one: save the language model alone with save_pretrained."),
+)  # fmt: skip
+
+
+def fitted(source: Pretrained, manifest: Manifest) -> Manifest:
+    """The manifest with the model that the files hold, where a correction of config.json makes it so, with a warning.
+
+    Raises `CheckpointError` for a tensor that the model has no place for. Reads the files' headers.
+    """
+    held = source.held()
+    if manifest.model.tied_embeddings and HEAD in held and EMBEDDING in held:
+        if not source.are_equal(HEAD, EMBEDDING):
+            logger.warning(
+                "%s of %s says tie_word_embeddings, but its files hold a head (%s) that differs from the embedding: "
+                "the run trains both, without tied embeddings.",
+                CONFIG,
+                source.source,
+                HEAD,
+            )
+            contents = manifest.model_dump()
+            contents["model"]["tied_embeddings"] = False
+            manifest = manifest_from(contents)
+        else:
+            del held[HEAD]
+    wanted = weights_of(manifest).keys()
+    _require_layers(source, held, manifest.model)
+    if HEAD in wanted and HEAD not in held and EMBEDDING in held:
+        raise CheckpointError(
+            f"{source.source} has no head ({HEAD}), and {CONFIG} does not say tie_word_embeddings. Set it to true if "
+            "the embedding is the head, or save the whole model with save_pretrained."
+        )
+    unused = [name for name in sorted(held.keys() - wanted) if not COMPUTED.fullmatch(name)]
+    beside = [name for name in unused if BESIDE.fullmatch(name)]
+    strange = [name for name in unused if name not in beside]
+    if strange:
+        raise CheckpointError(
+            f"{source.source} holds tensors that the model of its {CONFIG} has no place for: {_listed(strange)}. "
+            f"{_cause(strange[0], manifest.model)}"
+        )
+    if beside:
+        logger.warning(
+            "Tensors of %s that are beside the language model and are left out: %s.",
+            source.source,
+            _listed(beside),
+        )
+    return manifest
+
+
+def _require_layers(source: Pretrained, held: Collection[str], model: Model) -> None:
+    numbers = {int(found[1]) for name in held if (found := LAYER.match(name))}
+    if numbers and len(numbers) != model.layers:
+        raise CheckpointError(
+            f"{CONFIG} of {source.source} says num_hidden_layers {model.layers}, and its files hold {len(numbers)} "
+            "layers. Correct it there, or get both again."
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(name[:80] for name in names[:MOST_NAMED]) + more
+
+
+def _cause(name: str, model: Model) -> str:
+    """A sentence on what the tensor of that name is, and what helps."""
+    for names, told in CAUSES:
+        if re.fullmatch(names, name):
+            return told
+    setting = "mlp_bias" if ".mlp." in name else "attention_bias"
+    if name.endswith("_proj.bias"):
+        if model.family == "llama" or (setting == "attention_bias" and model.family in ATTENTION_BIAS):
+            return f"They are biases: set {setting} to true in it if the model has them all."
+        return f'They are biases, which no model of the type "{model.family}" has there: correct model_type in it.'
+    return "Correct it, or save the model as AutoModelForCausalLM loads it with save_pretrained."
