@@ -12,6 +12,7 @@ from pathlib import Path
 
 from node.data.beginnings import advice_for, kind_of
 from node.data.contents import ENDINGS
+from node.data.store import INDEX, MARK, TEXT
 from node.machine.named import quoted
 from protocol.errors import DataError
 
@@ -22,7 +23,7 @@ _NO_ROWS = {
     "special_tokens_map.json", "state.json", "tokenizer.json", "tokenizer_config.json", "tsconfig.json", "vocab.json",
 }  # fmt: skip
 _OWN = ("manifest.noloco", "identity.key", "run.key", "seed.key")
-_STORE = {"text.bin", "index.npy"}
+_STORES = ({TEXT, INDEX, MARK}, {TEXT, "index.npy"})  # of documents; the second of earlier versions
 _MODEL = {"config.json", "adapter_config.json"}
 _WEIGHTS = re.compile(r".*\.(safetensors|gguf|pth)|pytorch_model.*\.bin|tf_model\.h5")
 _HEAD = 512  # bytes by which a kind of file is known
@@ -40,8 +41,8 @@ def require_no_other(directory: Path) -> None:
     own = next(
         (name for name in _OWN if name in found or any((path / name).exists() for path in within)), None
     )
-    if own is None and found.keys() >= _STORE:
-        own = min(_STORE)
+    if own is None and any(found.keys() >= files for files in _STORES):
+        own = TEXT
     if own is not None:
         raise DataError(
             f"{directory} is a folder of noloco's own files ({own}), not of texts. Name the files, or the folder, "

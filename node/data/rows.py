@@ -184,17 +184,17 @@ def csv_texts(path: Path, field: str) -> Texts:
         rows = csv.reader(lines, delimiter=mark, strict=True)
         try:
             for row in rows:
-                if lines.are_over:
-                    if row != _END:
-                        raise DataError(
-                            f"{path}:{begins}: a quote of this row is not closed to the end of the file. "
-                            "Close it, or delete the row."
-                        )
+                if lines.are_over and row == _END:
                     return
                 _require_whole(row, len(names), mark, f"{path}:{begins}")
                 yield row[column] if row else None
                 begins = rows.line_num + above
         except csv.Error as error:
+            if lines.are_over:
+                raise DataError(
+                    f"{path}:{begins}: a quote of this row is not closed to the end of the file. Close it, or delete "
+                    "the row."
+                ) from None
             raise DataError(
                 f"{path}:{begins} is not CSV ({error}). Correct this row, as by writing a quote within quotes twice, "
                 "or delete it."

@@ -130,10 +130,11 @@ def require_text_name(path: Path | str, error: type[UserError]) -> None:
     try:
         os.fspath(path).encode()
     except UnicodeEncodeError:
-        raise error(
+        problem = UserError(
             f"{shown(path)} has bytes in its name that are not UTF-8, and the library that reads it takes none. "
             "Rename it, or name a link to it."
-        ) from None
+        )
+        raise error(str(problem)) from None
 
 
 def quoted(path: Path | str) -> str:

@@ -26,6 +26,7 @@ PROGRAMS = {"noloco": tools, "noloco-node": daemon, "noloco-bootstrap": founding
 OF_OTHERS = {
     "--ulimit",  # docker
     "--upgrade",  # pip
+    "--de-quantize", "--local-dir", "--safe",  # of mlx_lm, hf download, DeepSpeed (--safe_serialization)
     "--query-gpu", "--format",  # nvidia-smi
     "--property", "--no-legend", "--no-pager",  # systemd's, of a session that somebody works in
     "--shutdown",  # wsl

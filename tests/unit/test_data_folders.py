@@ -137,7 +137,7 @@ def test_a_nodes_directory_and_its_documents_are_no_text(tmp_path: Path) -> None
     (tmp_path / "a.txt").write_text(TEXT)
     stored_documents([str(tmp_path / "a.txt")], "text", 16_384, Split(0.0), tmp_path / "cache")
     (store,) = [found for found in (tmp_path / "cache").iterdir() if found.is_dir()]
-    assert "noloco's own files (index.npy)" in refusal(store)
+    assert "noloco's own files (text.bin)" in refusal(store)
     state = StateDirectory(tmp_path / "state")
     state.open()
     state.identity_path.write_bytes(b"key")
