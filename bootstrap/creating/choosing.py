@@ -104,10 +104,13 @@ class RunOptions:
             raise ManifestError(
                 f"{self.file} has a [model] section, and --from-checkpoint makes one from config.json: remove it."
             )
-        contents["model"] = model_of(source).model_dump()
+        model = model_of(source)
+        contents["model"] = model.model_dump()
         source.require_weights()
         if self.stages is not None:
             contents["stages"] = self.stages
+        elif not self.file:  # a preset's own are for its own model
+            contents["stages"] = min(contents["stages"], model.layers)
         contents["start"] = unread_start(source, contents.get("stages")).model_dump()
         return self._adapted(manifest_from(contents))
 

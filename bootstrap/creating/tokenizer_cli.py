@@ -11,8 +11,8 @@ import typer
 from bootstrap.display import require_places, write_whole
 from bootstrap.model_options import TextFieldOption
 from node.command import fail
-from node.data.sources import DEFAULT_FIELD
-from node.machine.named import Use, is_there
+from node.data.sources import DEFAULT_FIELD, PYTHON_STDLIB, places_of
+from node.machine.named import HUB, Use, is_there
 from protocol.errors import NolocoError, UserError
 
 ADVICE = "Choose another file with --out."
@@ -40,6 +40,9 @@ def tokenizer(
         print(f"Training a tokenizer of {vocab:,} tokens …", file=sys.stderr, flush=True)
         from bootstrap.creating.own_tokenizer import trained
 
+        named = [text for text in texts if text != PYTHON_STDLIB and not text.startswith(HUB)]
+        if is_there(out) and any(out.resolve().is_relative_to(place.resolve()) for place in places_of(named)):
+            raise UserError(f"{out} is one of the texts. {ADVICE}")
         made = trained(texts, text_field, vocab)
         write_whole(out, made.raw, ADVICE)
     except NolocoError as error:

@@ -144,7 +144,7 @@ def model_in(raw: Mapping[str, Any]) -> Model:
     _require_types(raw)
     given = {name: value for name, value in raw.items() if value is not None or name in _NULL_SAYS}
     config: Config = {**_COMMON, **_OF_FAMILY[family], **given}
-    if config["hidden_act"] != "silu":
+    if config["hidden_act"] not in ("silu", "swish"):  # two names of one function
         raise ValueError(f"hidden_act {config['hidden_act']!r}, where only silu is known")
     window, first = _sliding(family, config)
     theta, rope = _rope(config)

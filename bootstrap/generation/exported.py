@@ -48,7 +48,7 @@ def load_exported(directory: Path) -> ExportedModel:
         )
     try:
         json.loads((directory / MODEL).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         raise StateError(
             f"The model in {directory} cannot be loaded (config.json is damaged). Export it again."
         ) from None
@@ -56,14 +56,21 @@ def load_exported(directory: Path) -> ExportedModel:
     transformers.utils.logging.disable_progress_bar()  # ours is the only one on the screen
     tokenizer = tokenizer_in(directory)
     try:
-        loaded = transformers.AutoModelForCausalLM.from_pretrained(
-            directory, local_files_only=True, dtype="auto"
+        loaded, found = transformers.AutoModelForCausalLM.from_pretrained(
+            directory, local_files_only=True, dtype="auto", output_loading_info=True
         )
         model = loaded.eval().to("cuda" if torch.cuda.is_available() else "cpu")
     except LOADING_ERRORS as error:
         raise StateError(
             f"The model in {directory} cannot be loaded ({_first_line(error)}). Export it again."
         ) from None
+    if missing := sorted(found["missing_keys"]):  # transformers draws them at random
+        raise StateError(
+            f"The model in {directory} cannot be loaded (its files have no {missing[0]}, which its config.json asks "
+            "for). Export it again."
+        )
+    if not all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters()):
+        raise StateError(f"The model in {directory} holds NaN or infinity. Export it again.")
     # the model may know more positions than the run trained it on
     context = min(int(getattr(model.config, "max_position_embeddings", 2**31)), tokenizer.context)
     return ExportedModel(model, tokenizer, context)
@@ -93,7 +100,7 @@ def _settings(path: Path) -> dict[str, object]:
     """Settings of a file that may be missing or damaged, which then says nothing."""
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return settings if isinstance(settings, dict) else {}
 

@@ -66,10 +66,19 @@ def has_controls(path: Path) -> DataError:
     )
 
 
-def not_utf8(path: Path, place: int, around: bytes, start: bytes) -> DataError:
-    """The error for a text file with bytes that are not UTF-8 near `place`, with those `around` it."""
+def not_utf8(path: Path, place: int, around: bytes, start: bytes, is_damaged: bool) -> DataError:
+    """The error for a text file with bytes that are not UTF-8 near `place`, with those `around` it.
+
+    `is_damaged` where what comes before is UTF-8 beyond ASCII, which would be rubbish in another encoding.
+    """
     if is_controls(around):
         return has_controls(path)
+    if is_damaged:
+        command = converted(path, start, "UTF-8").replace("iconv ", "iconv -c ")
+        return DataError(
+            f"{path} is UTF-8 text with bytes in it that are none (near byte {place:,}). Write it without these: "
+            f"{command}."
+        )
     return DataError(
         f"{path} is not UTF-8 text (near byte {place:,}). Convert it from its encoding, which is {LATIN_1} in this "
         f"command: {converted(path, start, LATIN_1)}."

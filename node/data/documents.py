@@ -25,6 +25,7 @@ from node.data.hub import Document, HubStream
 from node.data.shelf import Shelf
 from node.data.sources import documents_in, places_of
 from node.data.store import DamagedStore
+from protocol.errors import DataError
 from protocol.windows import window
 
 logger = logging.getLogger(__name__)
@@ -179,6 +180,10 @@ def stored_documents(
     then no store is left behind.
     """
     places = tuple(places_of(entries))
+    if any(place.resolve().is_relative_to(cache.resolve()) for place in places):
+        raise DataError(
+            f"The prepared documents in {cache} lie in what --data names. Choose another {setting}."
+        )
     read = partial(_hashed, places, field, longest)
     return StoredDocuments(Shelf(places, field, longest, cache, read, setting, most), split)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from protocol.errors import DataError
 
 # by which names a conversation's messages have who speaks and what
-_MESSAGES = (("role", "content"), ("from", "value"), ("role", "text"), ("speaker", "text"))
+_MESSAGES = (("role", "content"), ("from", "value"), ("role", "text"), ("speaker", "text"), ("role", "parts"))
 _DEEPEST = 8  # objects within each other whose fields are named in an error
 _MOST_NAMED = 300  # letters of an error that names them
 _NOTHING, _TWICE = object(), object()  # in place of the value of a field that is not there, or there twice
@@ -114,14 +114,14 @@ def _message(message: object) -> str | None:
 
 
 def _parts(content: object) -> str | None:
-    """What a message says: a string, or parts of which each has text; None for what is not text."""
+    """What a message says: a string, or the text in its parts, of which some may be pictures; None for no text."""
     if content is None:
         return ""
     if not isinstance(content, list):
         return content if isinstance(content, str) else None
     parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
     texts = [part for part in parts if isinstance(part, str)]
-    return "\n".join(texts) if len(texts) == len(parts) else None
+    return "\n".join(texts) if texts or all(isinstance(part, Mapping) for part in content) else None
 
 
 def _texts_in(row: Mapping[str, object], before: str, deepest: int) -> Iterator[str]:

@@ -176,6 +176,9 @@ def csv_texts(path: Path, field: str) -> Texts:
         mark = _delimiter(header, field, "\t" if plain_name(path).endswith(".tsv") else ",")
         names = next(csv.reader([header], delimiter=mark), [])
         if field not in names:
+            names = max(
+                (next(csv.reader([header], delimiter=each), []) for each in (mark, *_DELIMITERS)), key=len
+            )
             raise DataError(
                 f"{path} has no column {field!r} in its first row, which names them. {choice(names)}"
             )
@@ -195,6 +198,8 @@ def csv_texts(path: Path, field: str) -> Texts:
                     f"{path}:{begins}: a quote of this row is not closed to the end of the file. Close it, or delete "
                     "the row."
                 ) from None
+            if "field limit" in str(error):
+                raise DataError(f"{path}:{begins} has more than {_LONGEST >> 20} MiB. Split it.") from None
             raise DataError(
                 f"{path}:{begins} is not CSV ({error}). Correct this row, as by writing a quote within quotes twice, "
                 "or delete it."
@@ -320,6 +325,11 @@ def _values(column: _Column, field: str, path: Path) -> list[object]:
             ) from None
         binary = column.cast(optional("pyarrow", "data").large_binary())
         return [_decoded(raw) if isinstance(raw, bytes) else raw for raw in binary.to_pylist()]
+    except (OverflowError, ValueError) as error:  # a date beyond Python's, an object with a name twice
+        raise DataError(
+            f"{path}: {field!r}, or what is beside it, cannot be read ({error}). Write the text in a "
+            "column of its own."
+        ) from None
 
 
 def _columns_of(path: Path, module: str, kind: str) -> Any:
@@ -335,6 +345,8 @@ def _column_of(schema: Any, field: str, path: Path) -> str:
     name = first_of(schema.names, field)
     if name is None:
         raise DataError(f"{path} has no column {field!r}. {choice(schema.names)}")
+    if schema.names.count(name) > 1:
+        raise DataError(f"{path} has the column {name!r} twice. Write it again with one of them.")
     return name
 
 

@@ -157,6 +157,10 @@ def places_of(entries: Sequence[str]) -> list[Path]:
     """The files and dataset directories that the entries name, each once. Raises `DataError`."""
     places: dict[str, Path] = {}
     for entry in entries:
+        if not entry.strip():
+            raise DataError(
+                "An empty name was given for the text, as by a variable that is not set. Name files."
+            )
         path = at_home(entry)
         with _reading(entry):
             if path.is_dir():
@@ -253,7 +257,7 @@ def _rows_of(place: Path, field: str) -> Iterator[str | None] | None:
 
 def _text_blocks(path: Path) -> Iterator[bytes]:
     decoder = codecs.getincrementaldecoder("utf-8")()
-    done, block = 0, b""
+    done, block, is_utf8 = 0, b"", False
     try:
         with opened(path) as file:
             while block := file.read(BLOCK_BYTES):
@@ -264,10 +268,12 @@ def _text_blocks(path: Path) -> Iterator[bytes]:
                 decoder.decode(block)
                 yield block if done else without_mark(block)
                 done += len(block)
+                is_utf8 = is_utf8 or not block.isascii()
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
         around = block[max(0, error.start - BLOCK_BYTES // 512) :]
-        raise not_utf8(path, done + error.start, around, start_of(path)) from None
+        is_utf8 = is_utf8 or not block[: error.start].isascii()
+        raise not_utf8(path, done + error.start, around, start_of(path), is_utf8) from None
 
 
 def is_dataset_directory(path: Path) -> bool:
@@ -283,13 +289,16 @@ def _found_in(directory: Path) -> Iterator[Path]:
 
 
 def facts_of(place: Path) -> list[tuple[str, int, int]]:
-    """(path, bytes, nanoseconds of the last change) of a file, or of all in a folder. Raises `DataError`."""
+    """(path, bytes, nanoseconds of the last change, its times included) of a file, or of all in a folder.
+
+    Raises `DataError`.
+    """
     with _reading(str(place)):
         files = sorted(files_under(place)) if place.is_dir() else [place]
         found = [
             (file, file.stat() if file.exists() else file.lstat()) for file in files
         ]  # a link to nothing
-        return [(str(file.resolve()), facts.st_size, facts.st_mtime_ns) for file, facts in found]
+        return [(str(file.resolve()), facts.st_size, facts.st_ctime_ns) for file, facts in found]
 
 
 def contents_of(place: Path) -> list[tuple[str, int, str | int]]:

@@ -310,6 +310,10 @@ class Pretrained:
             contents = json.loads(path.read_text(encoding="utf-8-sig"))
             if not isinstance(contents, dict):
                 raise ValueError("it is not a JSON object")
+        except RecursionError:
+            raise CheckpointError(
+                f"{path.name} of {self.source} cannot be read (it nests too deeply). Get it again."
+            ) from None
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"{path.name} of {self.source} cannot be read ({error}). Get it again."

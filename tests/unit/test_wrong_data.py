@@ -83,7 +83,7 @@ def make(directory: Path) -> None:
         ("blank.txt", ("no text", "blank.txt", "Name files with text")),
         ("binary.txt", ("binary.txt is a program, not text", "Leave it out")),
         ("latin.txt", ("latin.txt is not UTF-8", "iconv")),
-        ("cut-off.txt", ("cut-off.txt is not UTF-8",)),
+        ("cut-off.txt", ("cut-off.txt is UTF-8 text with bytes in it that are none",)),
         ("short.txt", ("too short to train on", "--data")),
         ("*.md", ("No file matches", "*.md", "Check the pattern")),
         ("texts", ("texts is a folder", "there is a.md", "for instance --data /", "/a.md.")),
