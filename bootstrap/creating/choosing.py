@@ -110,7 +110,7 @@ class RunOptions:
         if self.stages is not None:
             contents["stages"] = self.stages
         elif not self.file:  # a preset's own are for its own model
-            contents["stages"] = min(contents["stages"], model.layers)
+            contents["stages"] = min(load_preset(self.preset or "tiny").stages, model.layers)
         contents["start"] = unread_start(source, contents.get("stages")).model_dump()
         return self._adapted(manifest_from(contents))
 
