@@ -97,7 +97,7 @@ def time_of_nodes(files: Sequence[Path], skip: float = 0.0) -> list[NodeTime]:
                 f"{path} cannot be read as a trace of noloco-node ({error!r}). Name another file."
             ) from None
         if len(processes) == count:
-            raise StateError(f"There is no trace in {path}. Write one with noloco-node --trace {path}.")
+            raise StateError(f"There is no trace in {path}. Write one with noloco join --trace {path}.")
     work = {pid: merged(process.spans[Track.COMPUTE]) for pid, process in processes.items()}
     begins = [spans[0, 0] for spans in work.values() if len(spans)]
     if not begins:

@@ -97,7 +97,7 @@ def _address(word: str) -> str:
     if re.fullmatch(r"[\w-]+", word):
         raise UserError(
             f"{word!r} is a word where the address of a member belongs, as /ip4/…/tcp/…/p2p/…. Did you mean "
-            "noloco-node --help, or another command of noloco? noloco help lists them."
+            "noloco join --help, or another command of noloco? noloco help lists them."
         )
     return word
 

@@ -240,7 +240,7 @@ def build_config(
         elsewhere = {name: place for name, place in named.items() if name not in given}
         told = [_told(problem, elsewhere) for problem in error.errors()]
         raise UserError(
-            "These settings cannot be used; noloco-node --help says what each takes:\n  " + "\n  ".join(told)
+            "These settings cannot be used; noloco join --help says what each takes:\n  " + "\n  ".join(told)
         ) from None
     for name, field in NodeConfig.model_fields.items():
         value = getattr(config, name)
@@ -273,7 +273,7 @@ def _told(problem: ErrorDetails, named: Mapping[str, str]) -> str:
 
 def _meant(name: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f" Did you mean {close[0]}?" if close else " noloco-node --help lists all of them."
+    return f" Did you mean {close[0]}?" if close else " noloco join --help lists all of them."
 
 
 def _from_file(file: Path) -> dict[str, object]:

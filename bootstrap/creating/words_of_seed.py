@@ -32,12 +32,12 @@ from protocol.words import LIFE_SECONDS, MOST_TRIES, are_words, draw_words
 logger = logging.getLogger(__name__)
 
 INVITATION = "words.json"  # in the run's directory: what was made last
-OVER = "words-over.json"  # beside it: which one is over, and why
+OVER = "words-over.json"  # beside it: which one was tried wrongly, how often, and why it is over if it is
 MOST_BYTES = 4_096  # of either
 MOST_PENDING = 64  # exchanges that wait for their proof
 # Exchanges at once and a second, of each peer and of all: one takes 13 ms of a core
 EXCHANGES = (4, 0.5), (8, 2.0)
-USED, ENDED = "used", "ended"
+OPEN, USED, ENDED = "", "used", "ended"
 _REASONS = {
     "none": "this peer has no invitation by words to give",
     "expired": "the words have expired",
@@ -105,7 +105,7 @@ def _in_force(directory: Path, now: float) -> WordsInvitation:
         raise _refusal("none")
     if over is None:  # it may say that these words are used
         raise Refused("failed", "this peer cannot read its disk")
-    if over.get("number") == invitation.number:
+    if over.get("number") == invitation.number and over.get("why") != OPEN:
         raise _refusal(str(over.get("why")))
     if not 0.0 < invitation.expires - now <= LIFE_SECONDS:  # nor after the clock was set back
         raise _refusal("expired")
@@ -151,12 +151,12 @@ class WordAnswers:
         if side is None or number != (invitation := self._in_force()).number:
             raise Refused("words-none", "no exchange of these words has begun")
         if side.proves(request.message.proof):
-            self._end(invitation, USED)
+            self._write(invitation, USED)
             logger.info("A newcomer (…%s) has used the words of the invitation.", peer[-8:])
             return Answer(Invited(sealed=side.sealed(invitation.token)))
         self._wrong[number] += 1
+        self._write(invitation, ENDED if self._wrong[number] >= MOST_TRIES else OPEN)
         if self._wrong[number] >= MOST_TRIES:
-            self._end(invitation, ENDED)
             logger.warning("The words were tried wrongly %d times and have ended. Make others.", MOST_TRIES)
         else:
             logger.warning(
@@ -167,14 +167,22 @@ class WordAnswers:
     def _in_force(self) -> WordsInvitation:
         """Return the invitation that may be used now. Raises `Refused`."""
         invitation = _in_force(self._directory, self._now())
+        self._wrong[invitation.number] = max(self._wrong[invitation.number], self._wrong_before(invitation))
         if self._wrong[invitation.number] >= MOST_TRIES:  # the file could not be written
             raise _refusal(ENDED)
         return invitation
 
-    def _end(self, invitation: WordsInvitation, why: str) -> None:
-        """Write down that it is over. Raises `Refused` when that is impossible: then it is not given, either."""
+    def _wrong_before(self, invitation: WordsInvitation) -> int:
+        """Return how often the words were tried wrongly before this seed peer was started again."""
+        match _kept(self._directory / OVER):
+            case {"number": invitation.number, "wrong": int(wrong)}:
+                return wrong
+        return 0
+
+    def _write(self, invitation: WordsInvitation, why: str) -> None:
+        """Write down what became of it. Raises `Refused` when that is impossible: then it is not given, either."""
+        told = json.dumps({"number": invitation.number, "why": why, "wrong": self._wrong[invitation.number]})
         try:
-            told = json.dumps({"number": invitation.number, "why": why})
             write_whole(self._directory / OVER, told, "Check --dir.", mode=FOR_ITS_OWNER)
         except NolocoError as error:
             logger.warning("%s", error)

@@ -51,4 +51,4 @@ def unknown_in(environment: Mapping[str, str], settings: Collection[str]) -> Ite
             ratio = difflib.SequenceMatcher(None, name, near[0]).ratio()
             yield Unknown(variable, f"Did you mean {ENVIRONMENT_PREFIX}{near[0]}?", ratio >= NEAR)
         else:
-            yield Unknown(variable, "noloco-node --help lists all of them.", False)
+            yield Unknown(variable, "noloco join --help lists all of them.", False)

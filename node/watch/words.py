@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MOST_LETTERS = 20  # of a word that a stranger wrote
 LONGEST_NAME = 32  # letters that a record has room for
-_TO_COPY = re.compile(r"^ {4}|/ip[46]/|/dns[46]?/|noloco-node --|noloco (?:join /|generate )")
+_TO_COPY = re.compile(r"^ {4}|/ip[46]/|/dns[46]?/|noloco (?:join (?:/|--(?!help))|generate )")
 LATEST = 253_000_000_000.0  # wall clock, in the year 9987: no calendar goes on much longer
 
 

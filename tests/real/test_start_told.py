@@ -35,9 +35,9 @@ def test_a_start_is_explained_and_an_end_says_what_came_of_it(tmp_path: Path) ->
         gap, ended_by = lines.longest_gap(until="Began to train")
         assert gap <= LONGEST_SILENCE, f"{gap:.1f} s until {ended_by!r}:\n{lines}"
         assert not [word for word in DEBRIS if word in told], told
-        assert re.search(r"gave \S+ tokens in \d+ rounds. Start it again: noloco-node --state-dir=\S+", told)
+        assert re.search(r"gave \S+ tokens in \d+ rounds. Start it again: noloco join --state-dir=\S+", told)
     assert "nobody serves stage 1 yet" in first.output or "Stage 1 is served again." in first.output
-    again = re.findall(r"Start it again: noloco-node (.*)", first.output)[-1].split()
+    again = re.findall(r"Start it again: noloco join (.*)", first.output)[-1].split()
     assert not [argument for argument in again if argument.startswith("--join")]
     assert seed.leave() == 0
 

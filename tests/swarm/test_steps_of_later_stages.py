@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from node.model.inner import learning_rate
-from tests.swarm.micro import events_of, micro_manifest, run_swarm, step_of, until
-from tests.swarm.test_nothing_is_lost import A, B, C, leave, three_friends
+from tests.swarm.micro import events_of, micro_manifest, micro_swarm, run_swarm, step_of, until
+from tests.swarm.test_nothing_is_lost import A, B, C, RETURN, leave, three_friends
 
 TOTAL = 60  # inner steps of the run
 D = 3  # a second replica of stage 1, later
@@ -74,3 +77,41 @@ def test_only_the_first_stage_ends_at_the_last_step() -> None:
     manifest = micro_manifest(inner__total_steps=TOTAL)
     assert manifest.most_steps(0) == TOTAL
     assert manifest.most_steps(1) >= 1_000 * TOTAL
+
+
+@pytest.mark.parametrize(
+    ("widths", "changes"),
+    [
+        ((1, 2), {}),
+        ((2, 1, 1), {"stages": 3, "model__layers": 3}),
+        ((1, 2, 1), {"stages": 3, "model__layers": 3}),
+        ((2, 1), {"model__tied_embeddings": True, "model__layers": 3}),
+        ((2, 1), {"inner__staleness": 1}),
+    ],
+    ids=["wider at the end", "three stages", "wide in the middle", "a ring", "late gradients"],
+)
+def test_a_step_is_the_runs_in_every_shape(
+    widths: tuple[int, ...], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    async def main() -> None:
+        long, apart = 200, 40
+        swarm = micro_swarm(
+            directory=tmp_path,
+            inner__total_steps=long,
+            inner__clock="run",
+            limits__stage_return=RETURN,
+            **changes,
+        )
+        await swarm.seed_peer.start()
+        places = [stage for stage, width in enumerate(widths) for _ in range(width)]
+        for number, stage in enumerate(places):
+            swarm.add(number, stage=stage)
+        await until(lambda: max(step_of(node) for node in swarm.nodes.values() if node.stage == 0) > long // 2)
+        first = [step_of(node) for node in swarm.nodes.values() if node.stage == 0]
+        later = [node.replica.run_step for node in swarm.nodes.values() if node.stage]
+        assert min(first) - apart <= min(later) <= max(later) <= max(first) + apart
+        await until(lambda: all(node.public_state == "finished" for node in swarm.nodes.values()))
+        assert all(n.replica.clock.has_ended(n.replica.step) for n in swarm.nodes.values())
+        await swarm.leave()
+
+    run_swarm(main())

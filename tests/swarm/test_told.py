@@ -51,7 +51,7 @@ def test_a_line_every_half_minute_and_tokens_that_add_up_over_lives(
     assert "about 9.5 min left" in lines[0]
     farewells = [line for line in caplog.messages if line.startswith("This node was here for 66 s")]
     assert len(farewells) == 2
-    assert farewells[0].endswith(f"noloco-node --state-dir={tmp_path} --max-minutes=10.0")
+    assert farewells[0].endswith(f"noloco join --state-dir={tmp_path} --max-minutes=10.0")
     assert given[2] > given[1] > 0
 
 

@@ -195,7 +195,7 @@ WRONG: list[tuple[str, str, str]] = [  # the command, what is said, and the next
     ("noloco simulate swarm none.toml", "none.toml (No such file", "Check the path"),
     ("noloco plan", "Give either --scenario FILE", "--join ADDRESS"),
     ("noloco plan --scenario none.json --picture plan.jpg", "Cannot draw plan.jpg", ".svg"),
-    ("noloco trace none.json", "none.json", "noloco-node --trace"),
+    ("noloco trace none.json", "none.json", "noloco join --trace"),
     ("noloco doctor --self nowhere", "no daemon runs with the state directory nowhere", "just started"),
     (f"noloco-node --join {PEER} --bogus", "No such option: --bogus", "for help"),
     ("noloco-node --join 203.0.113.7:31337", "Cannot use the address '203.0.113.7:31337'", "A right one"),
@@ -267,8 +267,8 @@ WRONG: list[tuple[str, str, str]] = [  # the command, what is said, and the next
     ("noloco joyn", "No such command 'joyn'", "Did you mean: noloco join?"),
     ("noloco pause", "No such command 'pause'", "Did you mean: noloco node pause?"),
     ("noloco-bootstrap invitee", "No such command 'invitee'", "Did you mean: noloco-bootstrap invite"),
-    ("noloco-node help", "'help' is a word where the address", "noloco-node --help"),
-    (f"noloco-node join {PEER}", "'join' is a word where the address", "noloco-node --help"),
+    ("noloco-node help", "'help' is a word where the address", "noloco join --help"),
+    (f"noloco-node join {PEER}", "'join' is a word where the address", "noloco join --help"),
     ("noloco join 203.0.113.7:31337", "Cannot use the address '203.0.113.7:31337'", "A right one"),
 ]
 

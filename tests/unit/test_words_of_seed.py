@@ -140,6 +140,18 @@ async def test_two_wrong_tries_leave_the_right_one(seed: Inviting) -> None:
 
 
 @in_time
+async def test_a_seed_peer_that_is_started_again_remembers_wrong_tries(seed: Inviting) -> None:
+    for number in range(MOST_TRIES):
+        with pytest.raises(TokenError, match="not the words"):
+            await seed.tried(WRONG, await seed.another(f"guesser {number}"))
+        seed.start_again()
+    with pytest.raises(TokenError, match="tried wrongly three times"):
+        await seed.tried()
+    seed.invite()
+    assert await seed.tried() == seed.token
+
+
+@in_time
 async def test_they_last_ten_minutes(seed: Inviting) -> None:
     await asyncio.sleep(LIFE_SECONDS)
     with pytest.raises(TokenError, match="expired"):
