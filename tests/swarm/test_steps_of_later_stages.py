@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 
 from node.model.inner import learning_rate
-from tests.swarm.micro import events_of, micro_manifest, micro_swarm, run_swarm, step_of, until
-from tests.swarm.test_nothing_is_lost import A, B, C, RETURN, leave, three_friends
+from tests.swarm.micro import (
+    events_of,
+    everyone_reaches,
+    micro_manifest,
+    micro_swarm,
+    run_swarm,
+    step_of,
+    until,
+)
+from tests.swarm.test_nothing_is_lost import RETURN, A, B, C, leave, three_friends
 
 TOTAL = 60  # inner steps of the run
 D = 3  # a second replica of stage 1, later
@@ -79,6 +87,7 @@ def test_only_the_first_stage_ends_at_the_last_step() -> None:
     assert manifest.most_steps(1) >= 1_000 * TOTAL
 
 
+@pytest.mark.long_but("wider at the end")
 @pytest.mark.parametrize(
     ("widths", "changes"),
     [
@@ -106,7 +115,10 @@ def test_a_step_is_the_runs_in_every_shape(
         places = [stage for stage, width in enumerate(widths) for _ in range(width)]
         for number, stage in enumerate(places):
             swarm.add(number, stage=stage)
-        await until(lambda: max(step_of(node) for node in swarm.nodes.values() if node.stage == 0) > long // 2)
+        await everyone_reaches(swarm, 10)
+        await until(
+            lambda: max(step_of(node) for node in swarm.nodes.values() if node.stage == 0) > long // 2
+        )
         first = [step_of(node) for node in swarm.nodes.values() if node.stage == 0]
         later = [node.replica.run_step for node in swarm.nodes.values() if node.stage]
         assert min(first) - apart <= min(later) <= max(later) <= max(first) + apart
