@@ -60,7 +60,7 @@ class Bars:
 
     def tell(self, sentence: str) -> None:
         """Print a line above the bars."""
-        self._shown.console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+        say(self._shown.console, sentence)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from node.machine.open_files import take_open_files
 from node.machine.processes import end_process
 from node.watch.events import set_up_logging
 from node.watch.phases import Phases, told_while_importing
+from node.watch.words import print_wrapped
 from protocol.addresses import check_address, check_announced, seed_place
 from protocol.errors import JoinError, NolocoError, TokenError, UserError
 from protocol.folders import settle_caches
@@ -129,10 +130,8 @@ def _by_words(settings: NodeConfig, words: str, at: str) -> NodeConfig:
 
     address, token = run_async(accept_invitation(words, settings.join, at))
     given = f" --token {token}" if token else ""
-    print(
-        f"The words let this node in. From now on they stand for: noloco join {address}{given}",
-        file=sys.stderr,
-        flush=True,
+    print_wrapped(
+        f"The words let this node in. From now on they stand for: noloco join {address}{given}", on_error=True
     )
     return settings.model_copy(update={"join": (address,), "token": token})
 

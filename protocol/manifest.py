@@ -29,6 +29,7 @@ WORD = "literal_error"  # and for a word that is none of those that a setting ma
 MOST_NAMED = 3  # unknown settings
 SIGNED = b"\x93\xc4\x20"  # the first bytes of a signed manifest: three parts, of which the first is a key of 32 bytes
 BYTES = "bytes"  # data.tokenizer where each byte is a token
+MOST_LETTERS = 64  # of a run's name
 MOST_REPLICAS = 10_000  # of a stage: what a replica of another one can be given
 PRESETS = ("tiny", "llama-5m", "llama-20m", "llama-60m", "llama-125m", "llama-1.3b", "llama-6.8b")
 
@@ -250,7 +251,9 @@ class Limits(Section):
 class Manifest(Section):
     """One run. Every member computes the same weights, slices and schedules from it."""
 
-    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Annotated[
+        str, Field(min_length=1, max_length=MOST_LETTERS, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    ]
     protocol: Literal[1] = 1
     stages: Annotated[int, Field(ge=1, le=1_024)]
     model: Model

@@ -19,6 +19,7 @@ from node.command import App, doing, fail, run_async
 from node.machine.devices import DEVICES, Device
 from node.machine.limits import parse_rate
 from node.machine.named import Use
+from node.watch.words import print_wrapped
 from protocol.errors import NO, ManifestError, UserError
 from protocol.manifest import PRESETS, Manifest, load_preset
 from protocol.manifest_advice import advice
@@ -157,9 +158,9 @@ def refuse(problems: list[str], file: Path | None, as_json: bool) -> NoReturn:
     if as_json:
         print(json.dumps({"check": "manifest", "ok": False, "problems": problems}, indent=2))
     if file is not None and len(problems) > 1:
-        print(f"error: {file} has {len(problems)} problems:", file=sys.stderr)
+        print_wrapped(f"error: {file} has {len(problems)} problems:", on_error=True)
     for problem in problems:
-        print(f"error: {problem}", file=sys.stderr)
+        print_wrapped(f"error: {problem}", on_error=True)
     sys.exit(ManifestError.exit_code)
 
 

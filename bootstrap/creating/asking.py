@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from bootstrap.display import plain_table
+from node.command import doing
 from node.data.sources import DEFAULT_FIELD, places_of
 from node.machine.devices import DEVICES, processor_of
 from node.machine.limits import parse_size
 from node.machine.named import HUB
-from node.watch.words import amount
-from protocol.errors import NolocoError, UserError
-from protocol.manifest import BYTES, Manifest, load_preset, manifest_from
+from node.watch.words import amount, wrapped
+from protocol.errors import ManifestError, NolocoError, UserError
+from protocol.manifest import BYTES, MOST_LETTERS, Manifest, load_preset, manifest_from
 
 if TYPE_CHECKING:  # torch, for which nobody waits before they have answered
     from bootstrap.creating.proposing import Proposal, Wishes
@@ -58,7 +60,7 @@ def asked(given: dict[str, object], size: str | None) -> Answered:
     machines = _ask("How many machines, about", "4", _machines)
     device = _ask("Memory of each, as 8GB; or its GPU, as 4090", "8GB", _device)
     hours = _ask("How long may it take, as 2h or 3d", "2h", _hours)
-    typer.echo("Working out what fits …", err=True)
+    doing("Working out what fits")
     from bootstrap.creating.proposing import Wishes
 
     return _proposed(Wishes(name, text, tokenizer, is_private, machines, device, hours), size)
@@ -164,7 +166,7 @@ def _tokens_of(raw: bytes) -> int:
 def _trained(text: str, vocabulary: int) -> bytes:
     from bootstrap.creating.own_tokenizer import trained
 
-    typer.echo(f"Training a tokenizer of {vocabulary:,} tokens …", err=True)
+    doing(f"Training a tokenizer of {vocabulary:,} tokens")
     return trained([text], DEFAULT_FIELD, vocabulary).raw
 
 
@@ -177,14 +179,23 @@ def _ask(question: str, usual: str, check: Callable[[str], Any]) -> Any:
     def checked(answer: str) -> Any:
         try:
             return check(answer.strip())
-        except NolocoError as problem:
-            raise typer.BadParameter(str(problem)) from None
+        except (NolocoError, typer.BadParameter) as problem:
+            told = wrapped(f"Error: {problem}", sys.stdout)  # as the prompt says it
+            raise typer.BadParameter(told.removeprefix("Error: ")) from None
 
     return typer.prompt(question, default=usual, value_proc=checked)
 
 
 def _name(answer: str) -> str:
-    return manifest_from(load_preset("tiny").model_dump() | {"name": answer}).name
+    try:
+        return manifest_from(load_preset("tiny").model_dump() | {"name": answer}).name
+    except ManifestError:
+        mended = re.sub(r"[^A-Za-z0-9._-]+", "-", answer).strip("-._")[:MOST_LETTERS]
+        advice = f" Did you mean {mended}?" if mended else ""
+        raise UserError(
+            "A name begins with a letter or a digit, and has only those, dots, hyphens and underscores, "
+            f"{MOST_LETTERS} at most.{advice}"
+        ) from None
 
 
 def _text(answer: str) -> str:

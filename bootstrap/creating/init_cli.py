@@ -13,6 +13,7 @@ from bootstrap.creating.asking import Answered, asked, parameters
 from bootstrap.display import write_whole
 from node.command import fail
 from node.machine.named import Use, is_there
+from node.watch.words import print_wrapped
 from protocol.errors import NolocoError, UserError
 from protocol.manifest import (
     BYTES,
@@ -123,12 +124,16 @@ def init(
     except NolocoError as error:
         fail(error)
     manifest = run.manifest
-    print(f"Wrote {file}, a model of {parameters(manifest)}. Look at it: noloco manifest check {file}")
+    print_wrapped(
+        f"Wrote {file}, a model of {parameters(manifest)}. Look at it: noloco manifest check {file}"
+    )
     lacks_tokenizer = manifest.data.tokenizer == BYTES and manifest.model.outgrows_bytes
     own = f" --tokenizer {made}" if made else " --tokenizer tokenizer.json (or hub:NAME)" * lacks_tokenizer
-    print(f"Found the run: noloco found --manifest {file}{own}")
+    print_wrapped(f"Found the run: noloco found --manifest {file}{own}")
     if manifest.data.source == "local":
-        print(f"Its text is what volunteers bring: whoever serves stage 0 adds --data {run.text or 'FILE'}.")
+        print_wrapped(
+            f"Its text is what volunteers bring: whoever serves stage 0 adds --data {run.text or 'FILE'}."
+        )
 
 
 def answered(given: dict[str, object], size: str | None = None) -> Answered:

@@ -13,6 +13,7 @@ from bootstrap.creating.invitation import RUN_DIRECTORY
 from bootstrap.model_options import Join
 from node.command import fail, run_async
 from node.machine.named import Use
+from node.watch.words import print_wrapped
 from protocol.errors import NolocoError, UserError
 from protocol.tokens import MAX_USES
 
@@ -62,12 +63,12 @@ def invite(
         fail(error)
     print(token.to_text())
     line = in_a_line(addresses, token.to_text())
-    typer.echo(f"In one line: {line}", err=True)
+    print_wrapped(f"In one line: {line}", on_error=True)
     show_code(line, sys.stderr)
-    typer.echo(
+    print_wrapped(
         f"For {uses} peer{'s' if uses > 1 else ''} and {days:g} days. To take it back: "
         f"noloco revoke {token.invitation.serial.hex()}",
-        err=True,
+        on_error=True,
     )
 
 
@@ -87,16 +88,16 @@ def _invite_by_words(uses: int, days: float, delegate_file: Path | None, directo
     except NolocoError as error:
         fail(error)
     print(spoken)
-    typer.echo(f"In one line: {in_words(kept_addresses(directory), spoken)}", err=True)
-    typer.echo(
+    print_wrapped(f"In one line: {in_words(kept_addresses(directory), spoken)}", on_error=True)
+    print_wrapped(
         "The seed peer of this --dir answers to them while it is up: once, within ten minutes, and to no more than "
         "three wrong tries.",
-        err=True,
+        on_error=True,
     )
     if token is not None:
-        typer.echo(
+        print_wrapped(
             f"To take it back: noloco revoke {token.invitation.serial.hex()}",
-            err=True,
+            on_error=True,
         )
 
 
@@ -119,8 +120,8 @@ def delegate(
         named = write_delegate(directory, file, days)
     except NolocoError as error:
         fail(error)
-    print(f"Wrote {file}. Its holder makes tokens: noloco invite --delegate {file}")
-    print(f"To take it back: noloco revoke {named}")
+    print_wrapped(f"Wrote {file}. Its holder makes tokens: noloco invite --delegate {file}")
+    print_wrapped(f"To take it back: noloco revoke {named}")
 
 
 def revoke(
@@ -144,8 +145,8 @@ def revoke(
         fail(error)
     if join:
         run_async(publish(directory, join, sealed))
-        print("Revoked, and told to the run.")
+        print_wrapped("Revoked, and told to the run.")
     else:
-        print(
+        print_wrapped(
             "Revoked. The seed peer of this --dir tells the run, if it is up; otherwise do it again with --join."
         )

@@ -50,7 +50,7 @@ from node.state.copies import CopyService
 from node.state.copy_keeper import MOST_BYTES, CopyKeeper, copies_in, nbytes_of_copies
 from node.storage.state_directory import StateDirectory
 from node.watch.health import Report, health_served, report_of
-from node.watch.words import wrapped
+from node.watch.words import print_wrapped
 from protocol.admission import Admission
 from protocol.errors import ManifestError, RecordError, StateError, TokenError
 from protocol.ground import PeerId
@@ -347,7 +347,7 @@ def _show_words(founded: Founded, addresses: Sequence[str]) -> None:
     if token:
         words = words_in_force(directory, time.time()) or invite_by_words(directory, token, time.time())
         command = in_words(addresses, words)
-        print(
+        print_wrapped(
             f"Or, for one person and within ten minutes:\n    {command}\n"
             f"noloco invite --words --dir {directory} makes other words."
         )
@@ -359,12 +359,12 @@ def keeps_copies(signed: SignedManifest, keep: bool | None) -> bool:
     keeps = nbytes <= MOST_BYTES if keep is None else keep
     taken = f"{nbytes / 1e9:.2g} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.2g} MB"
     if keeps:
-        _say(
+        print_wrapped(
             f"This seed peer keeps a copy of every stage's state ({taken} in all), so that the run outlives a night "
             "in which all members are off. --no-keep leaves that to the members."
         )
     else:
-        _say(
+        print_wrapped(
             f"This seed peer keeps no copies of the stages ({taken} in all): what nobody serves is where its members "
             "saved it. --keep has it keep them."
         )
@@ -374,10 +374,6 @@ def keeps_copies(signed: SignedManifest, keep: bool | None) -> bool:
 def kept_in(place: Path) -> Callable[[bytes], bytes]:
     """The `kept` of `Revoking`: the file that `noloco revoke` writes; others' lists do not change it."""
     return lambda _: place.read_bytes() if place.exists() else b""
-
-
-def _say(sentence: str) -> None:
-    print(wrapped(sentence, sys.stdout), flush=True)
 
 
 def _own_line(founded: Founded, addresses: Sequence[str]) -> str:
@@ -400,37 +396,39 @@ def introduce(founded: Founded, addresses: list[str], address_file: Path | None)
         write_whole(address_file, listed, OTHER_ADDRESS_FILE)
     manifest = founded.signed.manifest
     doing = "Founded" if founded.is_new else "Taking up"
-    _say(
+    print_wrapped(
         f"{doing} run '{manifest.name}', id {founded.signed.run_id}: "
         f"{manifest.stages} stages, {manifest.model.layers} layers of width {manifest.model.hidden_size}, "
         f"{described_parameters(manifest)}."
     )
     if not manifest.access.private:  # above the addresses, which it would push off a small screen
         show_code(in_a_line(addresses), sys.stdout)
-    _say("Volunteers join with one of these, each in a directory of its own or with --state-dir:")
+    print_wrapped("Volunteers join with one of these, each in a directory of its own or with --state-dir:")
     for address in addresses:
         print(f"  from {reach_of(address)}:")
         print(f"    noloco join {address}")
     if manifest.access.private:
-        _say(
+        print_wrapped(
             f"The run is private: noloco invite --dir {founded.seed_key.parent} makes tokens, and of each "
             "a line to join with."
         )
         _show_words(founded, addresses)
     if founded.text:
-        _say("This machine trains on your text with this line, in another terminal and the same folder:")
+        print_wrapped(
+            "This machine trains on your text with this line, in another terminal and the same folder:"
+        )
         print(f"    {_own_line(founded, addresses)}")
     if manifest.data.source == LOCAL:
-        _say("Its text is what volunteers bring: whoever serves stage 0 adds --data FILE.")
+        print_wrapped("Its text is what volunteers bring: whoever serves stage 0 adds --data FILE.")
     if founded.is_new:
-        _say(
+        print_wrapped(
             f"{founded.seed_key.with_name(RUN_KEY)} is the run's key. Who has it can sign plans for the run "
             "(noloco plan --publish); training does not need it, and it cannot be made again. Keep a copy elsewhere, "
             "and give it to nobody."
         )
     if manifest.start is not None:
-        _say(
+        print_wrapped(
             f"The run starts from '{manifest.start.name}': give the first replica of each stage --from-checkpoint "
             "DIRECTORY, too. Later ones get the weights from it."
         )
-    _say("Ctrl-C stops the seed peer; the run goes on among its members.")
+    print_wrapped("Ctrl-C stops the seed peer; the run goes on among its members.")

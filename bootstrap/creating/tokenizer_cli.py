@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +9,10 @@ import typer
 
 from bootstrap.display import require_places, write_whole
 from bootstrap.model_options import TextFieldOption
-from node.command import fail
+from node.command import doing, fail
 from node.data.sources import DEFAULT_FIELD, PYTHON_STDLIB, places_of
 from node.machine.named import HUB, Use, is_there
+from node.watch.words import print_wrapped
 from protocol.errors import NolocoError, UserError
 
 ADVICE = "Choose another file with --out."
@@ -37,7 +37,7 @@ def tokenizer(
         if is_there(out) and not force:
             raise UserError(f"{out} exists already. {ADVICE[:-1]}, or replace it with --force.")
         require_places(out, advice=ADVICE)
-        print(f"Training a tokenizer of {vocab:,} tokens …", file=sys.stderr, flush=True)
+        doing(f"Training a tokenizer of {vocab:,} tokens")
         from bootstrap.creating.own_tokenizer import trained
 
         named = [text for text in texts if text != PYTHON_STDLIB and not text.startswith(HUB)]
@@ -47,5 +47,7 @@ def tokenizer(
         write_whole(out, made.raw, ADVICE)
     except NolocoError as error:
         fail(error)
-    print(f"Wrote {out}: {made.tokens:,} tokens, {made.bytes_per_token:.1f} bytes of this text a token.")
-    print(f"Found a run with it: noloco found --preset llama-5m --tokenizer {out}")
+    print_wrapped(
+        f"Wrote {out}: {made.tokens:,} tokens, {made.bytes_per_token:.1f} bytes of this text a token."
+    )
+    print_wrapped(f"Found a run with it: noloco found --preset llama-5m --tokenizer {out}")

@@ -18,6 +18,7 @@ from bootstrap.display import writing
 from bootstrap.inspect.observer import visit
 from node.machine.limits import optional
 from node.machine.processes import on_interrupt
+from node.watch.words import print_wrapped
 from protocol.keeping import descriptor_of
 from protocol.supervision import until_event
 
@@ -55,9 +56,8 @@ async def follow(join: Sequence[str], token: str, destinations: Destinations, se
         # looked at as often as a page that nobody watches, or as points are written, if that is more often
         audience = Audience(watchers=1 if seconds < IDLE_SECONDS else 0)
         async with visit(join, token) as observer, watched(observer, audience) as board:
-            print(
-                f"Following run '{board.run['name']}' every {seconds:g} s. Ctrl-C stops it; the run goes on.",
-                flush=True,
+            print_wrapped(
+                f"Following run '{board.run['name']}' every {seconds:g} s. Ctrl-C stops it; the run goes on."
             )
             await until_event(_write_for_ever(board, writers, seconds), leaving)
 

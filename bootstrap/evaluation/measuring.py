@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +40,7 @@ from node.machine.limits import optional
 from node.machine.processes import in_background
 from node.model.pretrained import Pretrained, stage_tensors
 from node.model.stage import Stage, logits_through
+from node.watch.words import print_wrapped
 from protocol.codec import encode
 from protocol.earlier_manifests import as_read_now
 from protocol.errors import (
@@ -129,7 +129,7 @@ async def evaluate_swarm(
             route, loss = await evaluate_any(
                 observer, text, await observer.drawn_routes(), partial(shown.update, "Evaluating")
             )
-        print(f"{loss}, through {observer.called(route)}")
+        print_wrapped(f"{loss}, through {observer.called(route)}")
 
 
 async def evaluate_each(observer: Observer, text: MeasuredText, routes: Sequence[Sequence[PeerId]]) -> None:
@@ -143,14 +143,14 @@ async def evaluate_each(observer: Observer, text: MeasuredText, routes: Sequence
                 )
         except (PeerUnreachable, DeadlineExceeded, Refused) as error:
             failure = error
-            print(f"Passed over {observer.called(route)}: {error}", file=sys.stderr)
+            print_wrapped(f"Passed over {observer.called(route)}: {error}", on_error=True)
             continue
-        print(f"{loss}, through {observer.called(route)}")
+        print_wrapped(f"{loss}, through {observer.called(route)}")
         losses.append(loss.nats)
     if failure is not None and not losses:
         raise failure
     if len(losses) > 1:
-        print(f"{sum(losses) / len(losses):.4f} nats per token, mean over {len(losses)} routes")
+        print_wrapped(f"{sum(losses) / len(losses):.4f} nats per token, mean over {len(losses)} routes")
 
 
 async def _evaluate_while_it_answers(
@@ -177,7 +177,7 @@ def evaluate_export(directory: Path, wanted: WantedLosses) -> None:
     text = wanted.text(manifest, reader, loaded.tokenizer, loaded.context, AT_ONCE)
     with bars() as shown:
         loss = model_loss(loaded.model, text, lambda done, total: shown.update("Evaluating", done, total))
-    print(f"{loss}, by {directory}")
+    print_wrapped(f"{loss}, by {directory}")
 
 
 def reader_of(directory: Path, manifest: Manifest) -> Tokenizer:

@@ -41,6 +41,7 @@ from bootstrap.inspect.observer import Observer, Sighting, visit
 from bootstrap.inspect.table import tokens_trained
 from node.machine.limits import size
 from node.model.stage import parameter_count
+from node.watch.words import print_wrapped
 from protocol.errors import JoinError, ResourceError, StateError
 from protocol.ground import PeerId
 from protocol.manifest import Manifest
@@ -260,7 +261,7 @@ async def export_swarm(join: list[str], token: str, order: ExportOrder, tokenize
                 shown.tell,
                 lambda stage, done, total: shown.update(f"Stage {stage}, pieces", done, total),
             )
-    print(f"Wrote {exported.parameters:,} parameters to {order.directory}. Use them with any of:")
-    print(f'  noloco generate "Once upon a time" --model {order.directory}')
-    print(f"  noloco eval --model {order.directory} --data FILE")
-    print(f"  transformers.AutoModelForCausalLM.from_pretrained({str(order.directory)!r})")
+    print_wrapped(f"Wrote {exported.parameters:,} parameters to {order.directory}. Use them with any of:")
+    print_wrapped(f'    noloco generate "Once upon a time" --model {order.directory}')
+    print_wrapped(f"    noloco eval --model {order.directory} --data FILE")
+    print_wrapped(f"    transformers.AutoModelForCausalLM.from_pretrained({str(order.directory)!r})")

@@ -12,6 +12,7 @@ from bootstrap.generation.decoding import Decoding
 from bootstrap.generation.exported import generate_tokens, load_exported
 from bootstrap.generation.swarm_answer import SwarmAnswer
 from bootstrap.inspect.observer import visit
+from node.watch.words import print_wrapped
 from protocol.errors import DataError, legible
 
 
@@ -65,7 +66,7 @@ def _write(text: str) -> None:
 
 
 def _note(sentence: str) -> None:
-    print(f"\n{sentence}", file=sys.stderr, flush=True)
+    print_wrapped(f"\n{sentence}", on_error=True)
 
 
 _UNFINISHED = "�"  # how the bytes of a character are shown while some are missing

@@ -13,6 +13,7 @@ from rich.markup import escape
 from bootstrap.display import plain_table
 from bootstrap.inspect.observer import ASKED_AT_ONCE, Observer, Sighting, visit
 from node.machine.processes import in_background
+from node.watch.words import print_wrapped
 from protocol.errors import NolocoError
 from protocol.ground import PeerId
 from protocol.manifest import Manifest
@@ -70,4 +71,6 @@ async def show_contributors(join: Sequence[str], token: str, as_json: bool) -> N
             table.add_row(escape(one.name) or "-", f"…{one.peer[-8:]}", *counts)
         Console(markup=False).print(table)
         if not found:
-            print("Nobody has signed for anything yet: receipts are there a minute after training has begun.")
+            print_wrapped(
+                "Nobody has signed for anything yet: receipts are there a minute after training has begun."
+            )

@@ -24,6 +24,7 @@ from node.machine.cores import cores
 from node.machine.limits import host_room
 from node.storage.state_directory import StateDirectory
 from node.watch.health import Unwell, directories, look
+from node.watch.words import print_wrapped
 from protocol.errors import NolocoError, TokenError
 from protocol.folders import user_name
 from protocol.version import own_version
@@ -75,16 +76,18 @@ async def diagnose(state_dir: Path, join: Sequence[str], token: str, out: Path) 
 
 
 def _tell(out: Path, size: int, nodes: Sequence[dict[str, Any]], redactor: Redactor) -> None:
-    print(f"Wrote {out} ({size / 1000:,.0f} kB), which has:")
-    print("  the versions of this program and of what it uses, and what this machine is")
+    print_wrapped(f"Wrote {out} ({size / 1000:,.0f} kB), which has:")
+    print_wrapped("  the versions of this program and of what it uses, and what this machine is")
     for node in nodes:
         events, lines = len(node["events"]), len(node["log"])
-        print("  what a node keeps of itself, its manifest, how its parts are,")
-        print(f"  its last {events:,} events and {lines:,} lines of its log")
-    print("  the run as `noloco status` sees it, if --join named a member")
+        print_wrapped("  what a node keeps of itself, its manifest, how its parts are,")
+        print_wrapped(f"  its last {events:,} events and {lines:,} lines of its log")
+    print_wrapped("  the run as `noloco status` sees it, if --join named a member")
     counts = [f"{times:,} × {kind}" for kind, times in sorted(redactor.replaced.items())]
-    print(f"Replaced by numbers: {', '.join(counts) or 'nothing'}. No weights, text or keys are in it.")
-    print(
+    print_wrapped(
+        f"Replaced by numbers: {', '.join(counts) or 'nothing'}. No weights, text or keys are in it."
+    )
+    print_wrapped(
         "Read it before you send it: a name that is a word of this program, such as Mark, may still be there."
     )
 

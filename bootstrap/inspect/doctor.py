@@ -27,7 +27,7 @@ from node.machine.checkup import (
 from node.machine.limits import tcp_port
 from node.membership.entry import TokenSource, enter
 from node.membership.joining import greet
-from node.watch.words import wrapped
+from node.watch.words import print_wrapped, wrapped
 from protocol.addresses import check_address, peer_id_in
 from protocol.announcement import LinkReport
 from protocol.errors import ClockError, NolocoError, TokenError, UserError
@@ -208,10 +208,10 @@ async def examine_machine(join: Sequence[str], token: str, directory: Path, host
         found.append(finding)
         print(wrapped(line(finding), sys.stdout, INDENT), flush=True)
     if not join:
-        print("With --join ADDRESS the way to a run is checked as well: clock, port, uplink.")
+        print_wrapped("With --join ADDRESS the way to a run is checked as well: clock, port, uplink.")
     hops = dict.fromkeys(finding.what for finding in found if finding.is_well is False)
     for what in hops:
-        print(f"Not well: {what}.")
+        print_wrapped(f"Not well: {what}.")
     return not hops
 
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bootstrap.display import plain_table
+from bootstrap.display import plain_table, say
 from bootstrap.inspect.node_limits import name_in
 from bootstrap.model_options import AccessToken, Join
 from node.command import doing, run_async
@@ -156,7 +156,7 @@ def _examine_one(directory: Path, console: Console) -> bool:
     try:
         report = look(directory)
     except Unwell as silence:
-        console.print(f"Not well: {silence}.", soft_wrap=True, highlight=False)
+        say(console, f"Not well: {silence}.")
         return False
     console.print(table_of(report))
     problems = [] if report.get("healthy") else [str(report.get("reason"))]
@@ -166,7 +166,7 @@ def _examine_one(directory: Path, console: Console) -> bool:
         if part["state"] == "failed"
     ]
     for problem in problems:
-        console.print(f"Not well: {problem}.", soft_wrap=True, highlight=False)
+        say(console, f"Not well: {problem}.")
     return not problems
 
 

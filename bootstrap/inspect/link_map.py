@@ -16,7 +16,7 @@ from rich.table import Table
 from bootstrap.display import plain_table, write_whole
 from bootstrap.inspect.observer import Sighting, visit
 from node.model.stage import parameter_count
-from node.watch.words import called_among
+from node.watch.words import called_among, print_wrapped
 from protocol.announcement import PEER_CHARACTERS, LinkReport
 from protocol.codec import nbytes_of
 from protocol.ground import PeerId
@@ -159,7 +159,9 @@ async def show_links(join: list[str], token: str, out: Path | None) -> None:
         Console(markup=False).print(table_of(found, manifest.name))
         if out is not None:
             write_scenario(out, scenario_of(found, manifest))
-            print(f"Wrote {out}. Plan with:\n  noloco plan --scenario {out} --stages {manifest.stages}")
+            print_wrapped(
+                f"Wrote {out}. Plan with:\n  noloco plan --scenario {out} --stages {manifest.stages}"
+            )
 
 
 def write_scenario(file: Path, scenario: dict[str, object]) -> None:

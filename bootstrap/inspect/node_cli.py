@@ -15,6 +15,7 @@ from bootstrap.inspect.node_orders import ordered, silent
 from node.command import App, fail
 from node.machine.named import Use
 from node.watch.health import STATUS, Report, Unwell, directories, is_of_several, look
+from node.watch.words import print_wrapped
 from protocol.errors import UserError
 
 PAUSE_PATIENCE = 15.0  # seconds; a node takes ten at most
@@ -45,7 +46,7 @@ def pause(state_dir: StateDir = HERE, device: Device = "") -> None:
     """
     for directory, report in _ordered(state_dir, device, "pause"):
         _tell_cost(report)
-        print(_paused(directory))
+        print_wrapped(_paused(directory))
 
 
 @app.command()
@@ -56,7 +57,7 @@ def resume(state_dir: StateDir = HERE, device: Device = "") -> None:
     """
     for _, report in _ordered(state_dir, device, "resume"):
         why = report.get("paused")
-        print(f"It still rests: {why}" if why else "It takes its stage up again.")
+        print_wrapped(f"It still rests: {why}" if why else "It takes its stage up again.")
 
 
 @app.command()
@@ -67,7 +68,7 @@ def finish(state_dir: StateDir = HERE, device: Device = "") -> None:
     """
     for directory, report in _ordered(state_dir, device, "finish"):
         _tell_cost(report)
-        print(f"It leaves; it can be started again with --state-dir {directory}.")
+        print_wrapped(f"It leaves; it can be started again with --state-dir {directory}.")
 
 
 @app.command()
@@ -77,7 +78,7 @@ def status(state_dir: StateDir = HERE, device: Device = "") -> None:
     Example: noloco node status --state-dir noloco-state
     """
     for _, report in _ordered(state_dir, device, STATUS):
-        print("\n".join(lines_of(report)))
+        print_wrapped("\n".join(lines_of(report)))
 
 
 Rate = Annotated[str | None, typer.Option(help="Such as 20Mbit or 2.5MB/s.", show_default=False)]
@@ -122,10 +123,10 @@ def limits(
         fail(error)
     answers = _ordered(state_dir, device, "limits" if wishes else STATUS, {"limits": order})
     for _, report in answers:
-        print("\n".join(told(report)))
+        print_wrapped("\n".join(told(report)))
     if wishes:
         is_one = is_of_several(state_dir) or len(answers) < len(directories(state_dir))
-        print("\n".join(kept_by(wishes, is_one_of_several=is_one)))
+        print_wrapped("\n".join(kept_by(wishes, is_one_of_several=is_one)))
 
 
 def lines_of(report: Report) -> list[str]:
@@ -149,7 +150,7 @@ def lines_of(report: Report) -> list[str]:
 def _tell_cost(report: Report) -> None:
     """Say what the run loses by the order, if this was the last node that had its stage's state."""
     if report.get("last"):
-        print(report["last"], flush=True)
+        print_wrapped(report["last"])
 
 
 def _ordered(

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import math
 import random
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from node.membership.view import Member, View
 from node.model.replica import PIECE_PARAMETERS
 from node.model.stage import parameter_count
 from node.state.transfer import fetch_slow_weights, piece_count
+from node.watch.words import print_wrapped
 from protocol.admission import Admission
 from protocol.door import STRANGER
 from protocol.errors import JoinError, NolocoError, Refused, TokenError, later
@@ -277,7 +277,7 @@ async def visit(
 
 
 def _tell_on_stderr(sentence: str) -> None:
-    print(sentence, file=sys.stderr)
+    print_wrapped(sentence, on_error=True)
 
 
 def _those(among: Collection[PeerId] | None, peers: list[PeerId]) -> list[PeerId]:

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from bootstrap.display import plain_table, write_whole
+from bootstrap.display import plain_table, say, write_whole
 from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.seen import Seen
 from bootstrap.inspect.verdict import tokens_per_second
@@ -145,7 +145,7 @@ def display(console: Console) -> tuple[Callable[[Picture], None], Callable[[], N
         nonlocal shown
         if picture.seconds - shown >= PLAIN_LINE_SECONDS:
             shown = picture.seconds
-            console.print(headline(picture), soft_wrap=True)
+            say(console, headline(picture))
 
     return line, lambda: None
 

@@ -6,12 +6,14 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import psutil
 from rich.console import Console
 
+from bootstrap.display import say
 from bootstrap.local.disturber import PERIOD_SECONDS, Disturber, Schedule, SeenFault
 from bootstrap.local.faults import obey
 from bootstrap.local.nodes import LocalPlan
@@ -39,7 +41,7 @@ async def run_both(plan: LocalPlan, console: Console, progress: StatusLine, seed
     console.print(f"Now the same with a fault every {PERIOD_SECONDS:.0f} s, drawn from the seed {seed}.")
     swarm = _swarm(replace(plan, directory=plan.directory / "disturbed"), console, progress)
     schedule = Schedule(seed, plan.names())
-    disturber = Disturber(swarm, schedule, lambda text: console.print(text, soft_wrap=True, markup=False))
+    disturber = Disturber(swarm, schedule, partial(say, console))
     swarm.beside = disturber.run
     on_interrupt(lambda _: swarm.stop())
     await swarm.run()

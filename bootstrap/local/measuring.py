@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 
+from bootstrap.display import say
 from bootstrap.evaluation.measuring import (
     Loss,
     MeasuredText,
@@ -98,7 +99,7 @@ class Measuring:
             found = await in_background("entropies", entropies_of, plan.manifest, self._data, self._text)
             summary.unigram_entropy, summary.bigram_entropy = found
         if not summary.is_held_out:
-            console.print(NOTHING_HELD_OUT, soft_wrap=True)
+            say(console, NOTHING_HELD_OUT)
         text = "held-out text" if summary.is_held_out else "text that is trained on"
         console.print(f"The loss starts at {loss.nats:.3f} nats per {summary.unit} on {text}.")
         if summary.unigram_entropy is not None:

@@ -319,7 +319,7 @@ class LocalSwarm:
         try:
             await asyncio.to_thread(merge_traces, processes, plan.directory, plan.trace)
         except StateError as error:
-            self._console.print(f"{error}", soft_wrap=True)
+            say(self._console, f"{error}")
         else:
             told = f"Trace of all nodes: {plan.trace}. Open it in ui.perfetto.dev."
-            self._console.print(told, soft_wrap=True)
+            say(self._console, told)

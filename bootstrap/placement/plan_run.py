@@ -36,6 +36,7 @@ from bootstrap.placement.request import PlanRequest
 from bootstrap.placement.scenario import Scenario, read_scenario
 from bootstrap.placement.search import Budget, Improvement, Problem
 from node.command import run_async
+from node.watch.words import print_wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,17 +79,19 @@ def _plan_swarm(request: PlanRequest, swarm: LiveSwarm) -> None:
         run_async(
             publish_plan(request.join or [], request.token, swarm, sealed, lifetime, request.directories)
         )
-        print(f"The plan is signed and published; nodes follow it for {request.hours:g} h.", file=sys.stderr)
+        print_wrapped(
+            f"The plan is signed and published; nodes follow it for {request.hours:g} h.", on_error=True
+        )
 
 
 async def _end_waits(request: PlanRequest, stages: Sequence[int], directory: Path) -> None:
     async with visit(request.join or [], request.token, [directory]) as observer:
         await end_waits(observer, stages, directory, request.hours * 3600)
     names = ", ".join(str(stage) for stage in stages)
-    print(
+    print_wrapped(
         f"Published: a node that waits for the state of stage {names} goes on within a minute, from its own "
         "checkpoint or a copy, or else begins the stage anew.",
-        file=sys.stderr,
+        on_error=True,
     )
 
 

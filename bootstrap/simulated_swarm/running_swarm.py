@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from bootstrap.simulated_swarm.swarm_page import write_page
 from bootstrap.simulated_swarm.swarm_report import as_json, show
 from bootstrap.simulated_swarm.swarm_scenario import SwarmScenario
 from bootstrap.simulated_swarm.swarm_world import simulate_swarm
+from node.watch.words import print_wrapped
 from protocol.errors import DONE, NO
 
 
@@ -35,5 +35,5 @@ def run_scenario(scenario: SwarmScenario, is_json: bool, page: Path | None) -> i
     if page is not None:
         write_page(page, world, outcome, checks)
     for check in broken(checks):
-        print(check.sentence, file=sys.stderr)
+        print_wrapped(check.sentence, on_error=True)
     return NO if broken(checks) else DONE

@@ -20,6 +20,7 @@ from node.command import App, doing, fail
 from node.machine.cores import cores
 from node.machine.named import Use
 from node.watch.events import set_up_logging
+from node.watch.words import print_wrapped
 from protocol.errors import ManifestError, NolocoError
 from protocol.manifest import BoundaryCodec
 
@@ -193,7 +194,7 @@ def simulate_peers(
     from bootstrap.simulated_swarm.swarm_scenario import changed, presets_told, read_scenario
 
     if not scenario:
-        print(f"Name one, as in: noloco simulate swarm lab-8\n{presets_told()}")
+        print_wrapped(f"Name one, as in: noloco simulate swarm lab-8\n{presets_told()}")
         return
     try:
         chosen = changed(read_scenario(scenario), seed=seed, minutes=minutes)

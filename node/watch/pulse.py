@@ -93,4 +93,6 @@ def network_in_words(pulse: Pulse) -> str:
 def farewell(seconds: float, tokens: int, rounds: int, arguments: Sequence[str] | None) -> str:
     """A summary of a life and the command that begins the next one, left out where `arguments` is None."""
     gave = f"This node was here for {duration(seconds)} and gave {count(tokens)} tokens in {rounds:,} rounds."
-    return gave if arguments is None else f"{gave} Start it again: {shlex.join(['noloco', 'join', *arguments])}"
+    return (
+        gave if arguments is None else f"{gave} Start it again: {shlex.join(['noloco', 'join', *arguments])}"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
@@ -49,6 +50,12 @@ def wrapped(text: str, stream: IO[str], later: str = "") -> str:
         return text
     columns = shutil.get_terminal_size().columns
     return f"\n{later}".join(part for line in text.split("\n") for part in _broken(line, columns, later))
+
+
+def print_wrapped(text: str, *, on_error: bool = False) -> None:
+    """Print a text for people on standard output, or on standard error; see `wrapped`."""
+    stream = sys.stderr if on_error else sys.stdout
+    print(wrapped(text, stream), file=stream, flush=True)
 
 
 def _broken(line: str, columns: int, later: str) -> list[str]:

@@ -71,7 +71,7 @@ def test_each_answer_is_checked_at_once_and_none_is_lost(tmp_path: Path) -> None
     answer = run(str(tmp_path / "ours.toml"), answers=answers)
     assert answer.exit_code == 0, answer.output
     for problem in (
-        "name cannot be 'my run'", "hub:NAME.\nText", "Answer anybody, or invited", "Answer with a number",
+        "Did you mean my-run?", "hub:NAME.\nText", "Answer anybody, or invited", "Answer with a number",
         "Answer as 8GB", "Answer as 30min", "Choose one of: tiny",
     ):  # fmt: skip
         assert problem in answer.output
