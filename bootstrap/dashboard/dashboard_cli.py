@@ -41,7 +41,7 @@ def dashboard(
     """
     try:
         host, port = require_place(listen or LISTEN, "--listen")
-        if bool(join) == bool(replay):
+        if join and replay:
             raise UserError(
                 "Name a run that goes on, --join ADDRESS of any member, or one that is over, --replay events.jsonl."
             )

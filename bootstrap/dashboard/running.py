@@ -18,6 +18,7 @@ from bootstrap.dashboard.collector import Audience, Collector
 from bootstrap.dashboard.measured import follow_measured
 from bootstrap.dashboard.sampling import Givers, Texts
 from bootstrap.dashboard.wording import Wording
+from bootstrap.inspect.credentials import addresses_to_visit
 from bootstrap.inspect.observer import Observer, visit
 from node.dashboard_process import PACKAGES
 from node.machine.limits import optional
@@ -109,6 +110,7 @@ async def show_at(
     leaving = asyncio.Event()
     on_interrupt(lambda _: leaving.set())
     audience = Audience()
+    join = addresses_to_visit(join)
     async with visit(join, token) as observer:
         require_here(observer.manifest, listening.getsockname()[0])
         async with watched(observer, audience, by_people=True, summary=summary) as board:

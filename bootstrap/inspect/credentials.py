@@ -1,8 +1,9 @@
-"""Finds the token with which a tool visits a private run, on this machine, where none is given.
+"""Finds on this machine what a tool needs to visit a run where the command does not say it: token and addresses.
 
-In this order: what was given with --token or as NOLOCO_TOKEN; the directories that the command names; the run
-directory and the state directory in the folder where it is started; those of nodes and seed peers that run here. What
-is of another run, or of another user, is passed over.
+A token is taken, in this order: from --token or NOLOCO_TOKEN; from the directories that the command names; from the
+run directory and the state directory in the folder where it is started; from nodes and seed peers that run here. What
+is of another run, or of another user, is passed over. Addresses are taken from nodes and seed peers that run here,
+then from those two directories.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from bootstrap.creating.invitation import ADDRESSES, kept_addresses
 from bootstrap.creating.visit_token import RUN_KEY, VISIT_TOKEN, passing_visit_token
 from node.machine.home import at_home
+from node.machine.named import shown
 from node.storage.state_directory import StateDirectory
 from node.watch.health import running_here
+from node.watch.words import print_wrapped
+from protocol.addresses import is_address
 from protocol.admission import Admission
-from protocol.errors import NolocoError
+from protocol.errors import JoinError, NolocoError
 from protocol.signed_manifest import SignedManifest
 from protocol.tokens import Token
 
@@ -33,6 +38,35 @@ def token_finder(given: str, named: Sequence[Path] = ()) -> Callable[[Admission]
     What is `given` is used as it is: a mistake in it is to be told. `named` directories come before all others.
     """
     return lambda admission: given or _found(admission, [*named, *_usual(), *running_here()])
+
+
+def addresses_to_visit(join: Sequence[str], named: Sequence[Path] = ()) -> list[str]:
+    """Return the addresses in `join`, or those that this machine knows, and say whose they are.
+
+    `named` directories come before all others. Raises `JoinError` where there are none.
+    """
+    if join:
+        return list(join)
+    for place in dict.fromkeys((*named, *running_here(), *_usual())):
+        if _is_own(place) and (found := _addresses_in(place)):
+            print_wrapped(
+                f"Looking at the run of {shown(place)}. --join ADDRESS names another one.", on_error=True
+            )
+            return found
+    raise JoinError(
+        "Name the run: --join /ip4/…/tcp/…/p2p/… (the address of any member). Nothing on this machine knows one."
+    )
+
+
+def _addresses_in(place: Path) -> list[str]:
+    """The addresses kept in a run directory, in a state directory, or in the first of several devices'."""
+    for directory in (place, *sorted(place.glob("device-*"))):
+        with suppress(NolocoError, OSError):
+            kept = kept_addresses(directory) if _is_own(directory / ADDRESSES) else []
+            book = StateDirectory(directory).addresses() if _is_own(directory / "peers.json") else []
+            if found := [address for address in (*kept, *book) if is_address(address)]:
+                return found
+    return []
 
 
 def _usual() -> list[Path]:

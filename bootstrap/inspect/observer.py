@@ -16,7 +16,7 @@ from typing import TypeAlias, TypeVar
 
 import torch
 
-from bootstrap.inspect.credentials import token_finder
+from bootstrap.inspect.credentials import addresses_to_visit, token_finder
 from node.membership.discovery import DHT_DEADLINE, read_whole_stage
 from node.membership.entry import enter
 from node.membership.joining import DIAL_DEADLINE, HELLO_DEADLINE, greet, passing_by, payload_limits
@@ -264,12 +264,10 @@ async def visit(
 ) -> AsyncIterator[Observer]:
     """Join a running swarm as an observer for a while, a private one with a `token`.
 
-    Without one it is looked for in these `directories` and wherever `token_finder` does.
+    Without one it is looked for in these `directories` and wherever `token_finder` does; so are addresses to `join`.
     Raises `JoinError` when nobody answers, `TokenError` where the run is private and the token is not for it.
     """
-    if not join:
-        raise JoinError("Name the run: --join /ip4/…/tcp/…/p2p/… (the address of any member).")
-    async with passing_by(join, _CHECK) as here:
+    async with passing_by(addresses_to_visit(join, directories), _CHECK) as here:
         greeting = await greet(here.rpc, here.transport, here.reached, None)
         finder = token_finder(token, directories)
         admission = await enter(here.rpc, greeting.signed, greeting.revoked, finder, takes_part=False)

@@ -139,7 +139,7 @@ class RunTokenizer:
         raw = await asyncio.to_thread(self._here)
         if raw is None:
             raw = await fetch_tokenizer(self._rpc, await self._peers(), self._manifest, self._rng)
-            logger.info("Got the run's tokenizer, %.1f MB.", len(raw) / 1e6)
+            logger.info("Got the run's tokenizer, %s kB.", f"{len(raw) / 1e3:,.0f}")
         if self._state is not None:
             await asyncio.to_thread(self._state.save_tokenizer, raw)
         self.raw = raw

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bootstrap.creating.invitation import ADDRESSES, keep_addresses
 from bootstrap.creating.visit_token import RUN_KEY, VISIT_TOKEN, kept_visit_token
 from bootstrap.inspect import credentials
 from bootstrap.inspect.contributors import show_contributors
@@ -21,7 +22,7 @@ from bootstrap.simulation.swarm import SimulatedSwarm
 from node.membership import joining
 from node.storage.state_directory import StateDirectory
 from protocol.admission import LEAST_VISITORS
-from protocol.errors import TokenError
+from protocol.errors import JoinError, TokenError
 from protocol.identity import Identity
 from protocol.keeping import replace_whole
 from protocol.revocations import Revocations
@@ -137,6 +138,35 @@ def test_tools_beside_a_member_share_its_token_and_use_it_not_up(
         assert "nobody trains" not in capsys.readouterr().out
         swarm.add(10, stage=1, token=given)
         assert "have used it" in str(await fails_to_join(swarm, 10))
+        await swarm.leave()
+
+    run_swarm(main())
+
+
+def test_a_tool_that_is_told_no_address_visits_the_run_of_this_folder(
+    visiting: Callable[[SimulatedSwarm], Here], capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def main() -> None:
+        swarm = private_swarm()
+        await everyone(swarm, 1)
+        here = visiting(swarm)
+        for tool in TOOLS.values():
+            with pytest.raises(JoinError, match="Name the run: --join"):
+                await tool([], "")
+        here.as_founder()
+        for damaged in (b"", b"\xff", b"nowhere\n", b"/ip4/300.0.0.1/tcp/1/p2p/12D3\n"):
+            (here.folder / "noloco-run" / ADDRESSES).write_bytes(damaged)
+            with pytest.raises(JoinError, match="Name the run: --join"):
+                await TOOLS["status"]([], "")
+        keep_addresses(here.folder / "noloco-run", here.join)
+        for tool in TOOLS.values():
+            await tool([], "")
+            assert "Looking at the run of noloco-run" in capsys.readouterr().err
+        (here.folder / "noloco-run" / ADDRESSES).unlink()
+        here.as_member(token(swarm).to_text())
+        StateDirectory(here.folder / "noloco-state").save_peer_book(here.join)
+        await TOOLS["status"]([], "")
+        assert "Looking at the run of noloco-state" in capsys.readouterr().err
         await swarm.leave()
 
     run_swarm(main())
