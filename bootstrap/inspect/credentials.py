@@ -47,15 +47,36 @@ def addresses_to_visit(join: Sequence[str], named: Sequence[Path] = ()) -> list[
     """
     if join:
         return list(join)
-    for place in dict.fromkeys((*named, *running_here(), *_usual())):
+    here = [place for place in running_here() if place.resolve().is_relative_to(Path.cwd())]
+    for place in (*named, *here, *_usual()):
         if _is_own(place) and (found := _addresses_in(place)):
-            print_wrapped(
-                f"Looking at the run of {shown(place)}. --join ADDRESS names another one.", on_error=True
-            )
-            return found
+            return _told(place, found)
+    elsewhere = {
+        _manifest_in(place): place for place in running_here() if _is_own(place) and _addresses_in(place)
+    }
+    if len(elsewhere) > 1:
+        raise JoinError(
+            "Name the run: --join /ip4/…/tcp/…/p2p/… (the address of any member), or start this in a folder of one: "
+            f"several are on this machine, in {', '.join(shown(place) for place in elsewhere.values())}."
+        )
+    for place in elsewhere.values():
+        return _told(place, _addresses_in(place))
     raise JoinError(
         "Name the run: --join /ip4/…/tcp/…/p2p/… (the address of any member). Nothing on this machine knows one."
     )
+
+
+def _told(place: Path, addresses: list[str]) -> list[str]:
+    print_wrapped(f"Looking at the run of {shown(place)}. --join ADDRESS names another one.", on_error=True)
+    return addresses
+
+
+def _manifest_in(place: Path) -> bytes:
+    """Return the manifest that tells the run of a directory from others'; empty where it cannot be read."""
+    for directory in (place, *sorted(place.glob("device-*"))):
+        with suppress(OSError):
+            return (directory / MANIFEST).read_bytes()
+    return b""
 
 
 def _addresses_in(place: Path) -> list[str]:

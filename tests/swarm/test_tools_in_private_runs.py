@@ -144,7 +144,9 @@ def test_tools_beside_a_member_share_its_token_and_use_it_not_up(
 
 
 def test_a_tool_that_is_told_no_address_visits_the_run_of_this_folder(
-    visiting: Callable[[SimulatedSwarm], Here], capsys: pytest.CaptureFixture[str]
+    visiting: Callable[[SimulatedSwarm], Here],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def main() -> None:
         swarm = private_swarm()
@@ -167,6 +169,18 @@ def test_a_tool_that_is_told_no_address_visits_the_run_of_this_folder(
         StateDirectory(here.folder / "noloco-state").save_peer_book(here.join)
         await TOOLS["status"]([], "")
         assert "Looking at the run of noloco-state" in capsys.readouterr().err
+        (elsewhere := here.folder / "elsewhere").mkdir()
+        places = [(here.folder / "noloco-state").resolve()]
+        monkeypatch.setattr(credentials, "running_here", lambda: places)
+        monkeypatch.chdir(elsewhere)
+        await TOOLS["status"]([], "")
+        assert "Looking at the run of" in capsys.readouterr().err
+        places.append(here.as_founder("another"))
+        keep_addresses(places[-1], here.join)
+        with pytest.raises(JoinError, match="several are on this machine"):
+            await TOOLS["status"]([], "")
+        monkeypatch.chdir(places[-1])
+        await TOOLS["status"]([], "")
         await swarm.leave()
 
     run_swarm(main())
