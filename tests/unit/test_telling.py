@@ -180,7 +180,7 @@ def test_the_last_words_have_the_command_that_begins_the_next_life(tmp_path: Pat
     words = farewell(7_000.0, 1_240_000, 30, arguments_of(config, only_changed=True))
     assert words == (
         "This node was here for 116.7 min and gave 1.24 million tokens in 30 rounds. Start it again: "
-        f"noloco-node '--state-dir={tmp_path}/my node' --no-moves --threads=2"
+        f"noloco join '--state-dir={tmp_path}/my node' --no-moves --threads=2"
     )
     assert arguments_of(NodeConfig(), only_changed=True) == []
     assert farewell(60.0, 10, 1, None).endswith("in 1 rounds.")  # after a failure, which says what to do
