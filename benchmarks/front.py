@@ -55,12 +55,6 @@ POINTS: Sequence[dict[str, Any]] = (
     {**MEAN, "inner_steps": 2, "overlap": "phi-early", "wire": INT8 | {"progress": "int8"}},
     {"method": "noloco", "inner_steps": 25, "alpha": 0.3, "gamma": 0.9},
     {"method": "noloco", "inner_steps": 25, "overlap": "phi-early", "wire": {"progress": "int8"}},
-    {
-        "method": "noloco",
-        "inner_steps": 25,
-        "overlap": "phi-early",
-        "wire": {"progress": "int8", "error_feedback": True},
-    },
 )
 
 

@@ -9,7 +9,6 @@ here at a time.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable
 from functools import lru_cache
@@ -28,8 +27,6 @@ MOST_SHOWN = 1 << 14  # peers whose credentials are kept
 LEAST_VISITORS = 8
 VISIT_SECONDS = 60.0  # of silence, after which a visitor that did not take its leave gives way to another one
 _CHECKED = 4_096  # credentials whose signatures were checked
-_WORK = b"noloco work 1:"
-NONCE_BYTES = 8
 
 
 class Admission:
@@ -59,13 +56,7 @@ class Admission:
 
     @window
     def __repr__(self) -> str:
-        run = "private" if self.is_private else f"open, {self.rules.work_bits} bits of work"
-        return f"{run} | Shown: {len(self._shown)} | Revoked: {len(self.revoked.entries)}"
-
-    @property
-    def is_private(self) -> bool:
-        """True if strangers learn nothing but the manifest."""
-        return self.rules.private
+        return f"Shown: {len(self._shown)} | Revoked: {len(self.revoked.entries)}"
 
     # --- asking
 
@@ -77,10 +68,7 @@ class Admission:
         """
         if self._is_revoked(peer):
             raise RecordError("the run's owner has shut this peer out")
-        if not self.is_private:
-            if not is_work(self.run_id, peer, credential, self.rules.work_bits):
-                raise RecordError(f"the record shows no work of {self.rules.work_bits} bits")
-        elif peer not in self.rules.peers:
+        if peer not in self.rules.peers:
             shown: Credential = self._read(credential, peer)
             self._check_current(shown)
             if takes_part:
@@ -99,7 +87,7 @@ class Admission:
 
     def could_join(self, peer: PeerId, credential: bytes) -> bool:
         """Return whether `peer` would be let in with a record; nothing is remembered."""
-        if not self.is_private or peer in self.rules.peers:
+        if peer in self.rules.peers:
             return not self._is_revoked(peer)
         try:
             shown: Credential = self._read(credential, peer)
@@ -110,7 +98,7 @@ class Admission:
         return not self._is_revoked(peer) and (peer in users or len(users) < shown.invitation.uses)
 
     def knows(self, peer: PeerId) -> bool:
-        """Return whether a peer may be here, by what it has shown before. In an open run all but the revoked may.
+        """Return whether a peer may be here, by what it has shown before.
 
         A visitor has been seen with that.
         """
@@ -132,7 +120,7 @@ class Admission:
     def _may_be_here(self, peer: PeerId) -> bool:
         if self._is_revoked(peer):
             return False
-        if not self.is_private or peer == self.me or peer in self.rules.peers:
+        if peer == self.me or peer in self.rules.peers:
             return True
         shown = self._shown.get(peer)
         return shown is not None and self._is_current(shown)
@@ -217,23 +205,3 @@ class Admission:
 def _put_last(seen: dict[PeerId, float], peer: PeerId, now: float) -> None:
     seen.pop(peer, None)
     seen[peer] = now
-
-
-def is_work(run_id: str, peer: str, nonce: bytes, bits: int) -> bool:
-    """Return whether SHA-256 over run, peer and nonce begins with that many zero bits: some 2^bits tries."""
-    if not bits:
-        return True
-    digest = hashlib.sha256(_WORK + run_id.encode() + peer.encode() + nonce).digest()
-    return len(nonce) <= NONCE_BYTES and int.from_bytes(digest, "big") >> (256 - bits) == 0
-
-
-def do_work(run_id: str, peer: str, bits: int) -> bytes:
-    """The nonce that `is_work` asks for; seconds for 20 bits, minutes for 26. For a thread of its own."""
-    begun = hashlib.sha256(_WORK + run_id.encode() + peer.encode())
-    for number in range(2**63):
-        nonce = number.to_bytes(NONCE_BYTES, "big")
-        tried = begun.copy()
-        tried.update(nonce)
-        if int.from_bytes(tried.digest(), "big") >> (256 - bits) == 0:
-            return nonce
-    raise AssertionError("unreachable")

@@ -17,7 +17,7 @@ class Removed:
 
     section: str
     setting: str
-    is_on: object  # the value that changes what is trained
+    is_on: object  # the value, or the range of them, that changes what is trained or who takes part
     instead: (
         object | None
     )  # what the setting says in place of it here; None: there is no such setting any more
@@ -27,6 +27,9 @@ class Removed:
 REMOVED = (
     Removed("outer", "drift_control", True, None, "965d5ee"),
     Removed("outer", "overlap", "late", "none", "477d5e3"),
+    Removed("outer", "weighting", "tokens", None, "0e3ddf9"),
+    Removed("wire", "error_feedback", True, None, "0e3ddf9"),
+    Removed("access", "work_bits", range(1, 33), None, "0e3ddf9"),
 )
 
 
@@ -53,9 +56,10 @@ def as_read_now(contents: object) -> tuple[object, Missed | None]:
         ):
             continue
         value, rest = section[gone.setting], dict(section)
-        is_on = value is gone.is_on or value == gone.is_on
+        on = gone.is_on
+        is_on = type(value) is int and value in on if isinstance(on, range) else value == on
         if gone.instead is None:
-            if not isinstance(value, type(gone.is_on)):
+            if type(value) is not (int if isinstance(on, range) else type(on)):
                 continue  # nothing that any version wrote: it is refused by its name
             del rest[gone.setting]
         elif is_on:

@@ -143,8 +143,6 @@ class Outer(Section):
     # "steps": a round is k inner steps. "time": as many as fit into the time that the median replica of the
     # stage needs for k, at least k/4 and at most 4k, so that rounds of fast and slow replicas meet.
     pace: Literal["steps", "time"] = "steps"
-    # "tokens": a partner's progress counts in proportion to the tokens behind it. "equal": half and half.
-    weighting: Literal["equal", "tokens"] = "equal"
     # "none": z goes at the end of the round. "phi-early": φ goes during the inner steps, once the pair is agreed,
     # and only Δ at the end.
     overlap: Literal["none", "phi-early"] = "none"
@@ -198,7 +196,6 @@ class Wire(Section):
     gradients: BoundaryCodec = "bf16"
     gossip: GossipCodec = "fp32"  # z, and φ where it goes early
     progress: Codec = "fp32"  # Δ where φ goes early
-    error_feedback: bool = False  # what rounding loses of Δ goes with the next round's
 
 
 class Access(Section):
@@ -208,23 +205,12 @@ class Access(Section):
     private: bool = False
     # who needs no token
     peers: Annotated[tuple[Annotated[str, AfterValidator(_is_peer)], ...], Field(max_length=512)] = ()
-    # In an open run: zero bits that a hash of run, peer and a number in its record must begin with. Each costs a
-    # member twice the tries, once; a million take a second.
-    work_bits: Annotated[int, Field(ge=0, le=32)] = 0
 
     @model_validator(mode="after")
     def _rules_fit(self) -> Self:
         if self.peers and not self.private:
             raise ValueError("access.peers names who may enter a private run: set access.private")
-        if self.work_bits and self.private:
-            raise ValueError(
-                "access.work_bits is the price of an open run: a private one has tokens. Set it to 0"
-            )
         return self
-
-    @property
-    def has_rules(self) -> bool:
-        return self.private or self.work_bits > 0
 
 
 STAGE_RETURN = (

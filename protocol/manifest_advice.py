@@ -11,6 +11,9 @@ from pydantic_core import ErrorDetails
 REMOVED = {  # settings and values that manifests may still name, and what to do without them
     "outer.drift_control": "this setting was removed: take the line out. Rounds have outer.inner_steps steps, "
     'or what outer.pace "time" makes of them',
+    "outer.weighting": "this setting was removed: take the line out. A pair's progress counts half and half",
+    "wire.error_feedback": "this setting was removed: take the line out. Rounding errors average out without it",
+    "access.work_bits": "this setting was removed: take the line out. access.private says who may enter",
     "outer.overlap = late": '"late" was removed: use "phi-early" with wire.progress "int8", or "none"',
 }
 WORDED = {  # what a pattern asks for, for people

@@ -79,7 +79,6 @@ MEANINGS = {
     "outer.clip": "the defence's radius in usual distances; 0 trusts everybody",
     "wire": "how tensors travel: fp32, fp16, bf16, int8; between stages also eden4, eden2",
     "access": "who may enter: everybody, or those with the owner's token (docs/private.md)",
-    "access.work_bits": "of an open run: the price of a record, 2^bits hashes",
     "limits": "in seconds, where deadlines start before they adapt",
     "limits.record_lifetime": "of a node's record in the DHT",
 }

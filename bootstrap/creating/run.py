@@ -213,7 +213,7 @@ class SeedPeer:
         """Listen and greet. Raises `ResourceError` when the port is taken."""
         await self.transport.start()
         admission = None
-        if self.signed.manifest.access.has_rules:
+        if self.signed.manifest.access.private:
             admission = Admission(self.signed, self.transport.peer_id, self.transport.now)
             admission.own = self.credential
             await self._guard(admission)

@@ -40,8 +40,10 @@ DATA_ORDER = 3  # another one makes another loss: outcomes of before are not tak
 OBSERVED_SECONDS = 0.1  # of virtual time, between looks at the progress
 
 # what people compare settings by, of the manifest's [outer] and [wire] and of the setting itself
-OUTER_FACTS = ("alpha", "beta", "gamma", "overlap", "pace", "weighting", "clip")
-WIRE_FACTS = ("activations", "gradients", "gossip", "progress", "error_feedback")
+OUTER_FACTS = ("alpha", "beta", "gamma", "overlap", "pace", "clip")
+WIRE_FACTS = ("activations", "gradients", "gossip", "progress")
+# of settings that were removed and are in no manifest any more: kept outcomes are found by them
+GONE_FACTS = {"weighting": "equal", "error_feedback": False}
 OWN_FACTS = ("slow", "latency", "mbit", "validation_sequences", "seed")
 
 
@@ -99,6 +101,7 @@ class LearningSetting:
             shape
             | {name: getattr(outer, name) for name in OUTER_FACTS}
             | {name: getattr(manifest.wire, name) for name in WIRE_FACTS}
+            | GONE_FACTS
             | {"steps": inner.total_steps}
             | {name: getattr(inner, name) for name in ("learning_rate", "microbatches", "sequences")}
             | {name: getattr(self, name) for name in OWN_FACTS}

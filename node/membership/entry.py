@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeAlias
 
-from protocol.admission import Admission, do_work
+from protocol.admission import Admission
 from protocol.announcement import Announcement, stage_key
 from protocol.door import Door
 from protocol.errors import NolocoError, RecordError, Refused, TokenError
@@ -40,21 +39,18 @@ async def enter(
 
     `revoked` is the owner's list as others gave it; `token` may be looked for once it is known that one is needed. A
     visitor does not take part: it does no work, answers nobody, and does not use the token up. Takes
-    `MEET_DEADLINE`, `SHOWN_DEADLINE`, and as long as the work of an open run. Raises `TokenError` with what to do.
+    `MEET_DEADLINE` and `SHOWN_DEADLINE`. Raises `TokenError` with what to do.
     """
-    if not signed.manifest.access.has_rules:
+    if not signed.manifest.access.private:
         return None
-    transport, rules = rpc.transport, signed.manifest.access
+    transport = rpc.transport
     admission = Admission(signed, transport.peer_id, transport.now)
     with suppress(RecordError):
         admission.adopt(revoked)
-    if rules.private:
-        given = token if isinstance(token, str) else token(admission)
-        admission.own = credential(admission, given, signed.manifest.name, takes_part=takes_part)
-    elif takes_part:
-        admission.own = await asyncio.to_thread(do_work, signed.run_id, transport.peer_id, rules.work_bits)
+    given = token if isinstance(token, str) else token(admission)
+    admission.own = credential(admission, given, signed.manifest.name, takes_part=takes_part)
     await guard(rpc, admission)
-    if admission.is_private and admission.own:
+    if admission.own:
         await _shown_to_a_few(rpc, _introduction(rpc, admission, takes_part=takes_part))
     return admission
 
@@ -128,7 +124,7 @@ async def guard(rpc: Rpc, admission: Admission) -> None:
     def no_record(peer: PeerId) -> None:
         return None
 
-    if admission.own and admission.is_private:
+    if admission.own:
         rpc.introduction = Introduce(expires=admission.own_ends, credential=admission.own)
     rpc.open_door(Door(admission.run_id, {}, no_record, transport.now, admission=admission))
     await transport.restrict(admission, MEET_DEADLINE)

@@ -92,51 +92,16 @@ class StageState:
     delta: torch.Tensor
     first_moment: torch.Tensor
     second_moment: torch.Tensor
-    residual: torch.Tensor | None = None  # owed to partners by the codec's error feedback
     lineage: Lineage = field(default=UNDATED, kw_only=True)  # which beginning all of it comes from
 
     def holding(self, tensors: Mapping[str, torch.Tensor]) -> StageState:
         """A flat layout of the same counts that holds these tensors, by name."""
         return StageState(
             self.step, self.round, self.steps_in_round, self.updates, tensors["phi"], tensors["theta"],
-            tensors["delta"], tensors["first_moment"], tensors["second_moment"], tensors.get("residual"),
+            tensors["delta"], tensors["first_moment"], tensors["second_moment"],
             lineage=self.lineage,
         )  # fmt: skip
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All of them by name, those that there are."""
         return {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
-
-
-class Residual:
-    """Error feedback, if `wire.error_feedback` asks for it: what a lossy codec left out goes with the next round's Δ.
-
-        sent = Q(Δ + e),   e ← Δ + e − sent
-
-    so that the sum of what was sent is the sum of all Δ up to the last e, which is no larger than one rounding.
-
-    `owed` is e, [parameters], from the first lossy contribution on. Used by the compute thread.
-    """
-
-    def __init__(self, phi: torch.Tensor) -> None:
-        self._phi = phi  # its shape and device
-        self.owed: torch.Tensor | None = None
-
-    def add_to(self, progress: torch.Tensor, bounds: slice) -> None:
-        """Δ ← Δ + e over `bounds`."""
-        if self.owed is not None:
-            progress.add_(self.owed[bounds])
-
-    def keep(self, meant: torch.Tensor, sent: torch.Tensor, bounds: slice) -> None:
-        """e over `bounds`: what was to be sent less what the receiver reads."""
-        if self.owed is None:
-            self.owed = torch.zeros_like(self._phi)
-        torch.sub(meant, sent, out=self.owed[bounds])
-
-    def restore(self, owed: torch.Tensor | None) -> None:
-        """Owe what a snapshot of the same weights owed."""
-        self.owed = None if owed is None else owed.to(self._phi.device, copy=True)
-
-    def clear(self) -> None:
-        """Forget what is owed: the weights are not those that the rest belonged to."""
-        self.owed = None

@@ -78,7 +78,7 @@ def memory_of_buffers(manifest: Manifest, stage: int) -> BufferBytes:
     parameters = parameter_count(manifest, stage)
     return BufferBytes(
         averaging=_averaging(manifest, parameters),
-        checkpoint=parameters * 4 * (SAVED_COPIES + manifest.wire.error_feedback),
+        checkpoint=parameters * 4 * SAVED_COPIES,
         messages=_messages(manifest, stage),
     )
 
@@ -96,7 +96,7 @@ def _averaging(manifest: Manifest, parameters: int) -> int:
     compressed = sum(nbytes_of(codec, [parameters]) for codec in parts if codec == "int8")
     partners = whole + compressed
     ahead = 0 if outer.overlap == "none" else partners  # the next round's pair is agreed already
-    return partners + ahead + encoded + (whole if wire.error_feedback else 0)
+    return partners + ahead + encoded
 
 
 def _messages(manifest: Manifest, stage: int) -> int:

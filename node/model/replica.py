@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 import torch
 
-from node.model.flat import FlatParameters, Residual, StageState
+from node.model.flat import FlatParameters, StageState
 from node.model.inner import (
     LARGEST_NORM,
     InnerOptimizer,
@@ -45,7 +44,6 @@ from protocol.near_codecs import kept_apart
 from protocol.windows import counted, window
 
 EVERYTHING = slice(None)
-HEAVIEST = 4.0  # a round has at most this many times k inner steps
 PIECES_AT_ONCE = 16  # that are encoded and read in one go where steps are taken so: each launch has its price
 PIECE_PARAMETERS = 2**18  # entries of a state or gossip piece: 1 MiB of float32, a second on a slow uplink
 
@@ -69,7 +67,6 @@ class Replica:
         self.settings = OuterSettings(*manifest.outer.coefficients, kept_apart(manifest.wire.gossip))
         self.phi = self.flat.values.clone()
         self.delta = torch.zeros_like(self.phi)
-        self.residual = Residual(self.phi)
         self.optimizer = InnerOptimizer(manifest.inner, self.flat)
         self.step = 0  # batches taken, those that were left out as well: data go by it
         self.clock = RunClock(manifest.inner.total_steps)
@@ -171,30 +168,16 @@ class Replica:
         return self.flat.values[bounds]
 
     def offered_progress(self, bounds: slice) -> torch.Tensor:
-        """w·Δ over `bounds`, w the `weight` of this round."""
-        progress = self.offered_theta(bounds) - self.offered_phi(bounds)
-        return progress if self.weight == 1.0 else progress.mul_(self.weight)
+        """Δ over `bounds`."""
+        return self.offered_theta(bounds) - self.offered_phi(bounds)
 
-    @property
-    def weight(self) -> float:
-        """The weight w of its progress: 1, or by the weighting "tokens" the round's tokens over those of k steps.
-
-        The mean weight over a stage is then about 1, and partners need not tell each other.
-        """
-        outer = self.manifest.outer
-        if outer.weighting == "equal" or not self.steps_in_round:
-            return 1.0
-        return min(HEAVIEST, self.steps_in_round / outer.inner_steps)
-
-    def contribution(self, bounds: slice = EVERYTHING, is_alone: bool = False) -> torch.Tensor:
-        """z = β·w·θ + (γ − β·w)·φ over `bounds`: the one tensor that partners exchange; w is 1 in a group of one."""
-        weight = 1.0 if is_alone else self.weight
-        settings = replace(self.settings, beta=self.settings.beta * weight)
-        return contribution(self.offered_theta(bounds), self.offered_phi(bounds), settings)
+    def contribution(self, bounds: slice = EVERYTHING) -> torch.Tensor:
+        """z = β·θ + (γ − β)·φ over `bounds`: the one tensor that partners exchange."""
+        return contribution(self.offered_theta(bounds), self.offered_phi(bounds), self.settings)
 
     def _add_contribution(self, target: torch.Tensor, bounds: slice) -> torch.Tensor:
         """target ← target + z over `bounds`, without memory for z."""
-        gain, gamma = self.settings.beta * self.weight, self.settings.gamma
+        gain, gamma = self.settings.beta, self.settings.gamma
         return add_weighted(target, self.offered_theta(bounds), gain, self.offered_phi(bounds), gamma - gain)
 
     def finish_round(self, mean_z: torch.Tensor) -> None:
@@ -216,7 +199,7 @@ class Replica:
                 if not is_out_of_memory(error):
                     raise
             else:
-                gain = self.settings.beta * self.weight
+                gain = self.settings.beta
                 self._finish_at_once(pull_of_all, gain, -gain)
                 return
         self._finish(lambda index, bounds: self._add_contribution(pull(index, bounds), bounds))
@@ -226,7 +209,7 @@ class Replica:
         if self.steps_at_once:
             self._finish_at_once(None, self.settings.beta, -self.settings.beta)
         else:
-            self._finish(lambda _, bounds: self.contribution(bounds, is_alone=True))
+            self._finish(lambda _, bounds: self.contribution(bounds))
 
     def stop_momentum(self) -> None:
         """Forget δ: the next outer step averages φ and goes no further, where nothing was trained before it."""
@@ -330,7 +313,6 @@ class Replica:
         """
         for index, tensors in pieces.items():
             self.write_piece(index, tensors)
-        self.residual.clear()
         self.lineage = lineage
         self._begin_anew(step, round_, updates=step)
 
@@ -377,7 +359,6 @@ class Replica:
             delta=self.delta,
             first_moment=first,
             second_moment=second,
-            residual=self.residual.owed,
             lineage=self.lineage,
         )
 
@@ -393,12 +374,10 @@ class Replica:
                 raise CodecError(f"the state has {tensor.numel()} parameters, this stage {self.parameters}")
         self.snapshots.forget()
         for name, target in self.state().tensors().items():
-            if name != "residual":
-                target.copy_(state.tensors()[name])
+            target.copy_(state.tensors()[name])
         self.passes.weights_changed()
         self._begin_anew(state.step, state.round, state.updates)
         self.steps_in_round, self.lineage = state.steps_in_round, state.lineage
-        self.residual.restore(state.residual)
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:

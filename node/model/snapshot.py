@@ -19,7 +19,7 @@ from node.model.flat import StageState
 from protocol.windows import window
 
 # those that the next inner step changes, then those of the round's end
-ORDER = ("theta", "first_moment", "second_moment", "residual", "phi", "delta")
+ORDER = ("theta", "first_moment", "second_moment", "phi", "delta")
 
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for whatever device is asked
 

@@ -227,7 +227,6 @@ class OutgoingUpdate:
         self.partners_phi: torch.Tensor | None = None
         # the distance that the cells of each block were made for, where they were: [blocks]
         self.allowed = torch.zeros(-(-replica.parameters // BLOCK)) if nearness is not None else None
-        self._feeds_back = wire.error_feedback
         self._sent: dict[tuple[Part, int], Encoded] = {}
 
     def pieces(self) -> Iterator[tuple[int, slice]]:
@@ -250,7 +249,7 @@ class OutgoingUpdate:
             return Here(self.encode(part, indices))
         bounds = self._replica.bounds_of(indices)
         codec, count = self._codecs[part], bounds.stop - bounds.start
-        raw = self._transfer.to_host(packed(self._told(part, bounds), codec).raw)
+        raw = self._transfer.to_host(packed(self._exact(part, bounds), codec).raw)
 
         def arrived() -> list[list[Encoded]]:
             pieces = unpacked_pieces(codec, count, raw.wait(), self._replica.piece_parameters)
@@ -261,13 +260,6 @@ class OutgoingUpdate:
             return [[piece, *self._sample(part, index)] for index, piece in zip(indices, pieces, strict=True)]
 
         return self._transfer.hand_over(Deferred(arrived))
-
-    def _told(self, part: Part, bounds: slice) -> torch.Tensor:
-        """The values to encode: the part, and what of it is owed."""
-        values = self._exact(part, bounds)
-        if self._feeds_back and part == "progress" and self._codecs[part] != LOSSLESS:
-            self._replica.residual.add_to(values, bounds)
-        return values
 
     def _sample(self, part: Part, index: int) -> list[Encoded]:
         """The sample of φ to go beside the first piece of z; for a codec for near replicas it has gone before."""
@@ -324,27 +316,12 @@ class OutgoingUpdate:
                 target.add_(self._exact(part, bounds), alpha=factor * weight)
 
     @torch.no_grad()
-    def owe_rest(self) -> None:
-        """Owe what the codec left out of Δ, which the partner now has all of. Call it before the outer step.
-
-        Until then nothing has changed: a round that fails, or is cut off by a restart, owes what it did before.
-        """
-        residual = self._replica.residual
-        self._replica.snapshots.before_change("residual")
-        for index, bounds in self.pieces():
-            sent = self._sent.get(("progress", index))
-            if self._feeds_back and sent is not None:
-                meant = self._replica.offered_progress(bounds)
-                residual.add_to(meant, bounds)
-                residual.keep(meant, as_read(sent).to(meant.device, torch.float32), bounds)
-
-    @torch.no_grad()
     def _encode(self, part: Part, index: int) -> list[Encoded]:
         bounds = self._replica.piece_bounds(index)
         return [self._encode_piece(part, index, bounds), *self._sample(part, index)]
 
     def _encode_piece(self, part: Part, index: int, bounds: slice) -> Encoded:
-        codec, values = self._codecs[part], self._told(part, bounds)
+        codec, values = self._codecs[part], self._exact(part, bounds)
         if codec == LOSSLESS:
             return encode(require_finite(values), codec)
         encoded = self._sent[part, index] = encode(values, codec)

@@ -118,7 +118,6 @@ class PairAverager(Averager):
         pull = Pull(exchange.outgoing, exchange.incoming, replica, exchange.unread)
         phi = sampled(replica.phi).clone()
         finding = self._statistics.defend(exchange.pair.partner, pull)
-        exchange.outgoing.owe_rest()
         replica.finish_round_with(pull.piece, pull.whole)
         return self._statistics.seen(pull.sample, phi, exchange.phi_sample, finding)
 

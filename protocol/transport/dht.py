@@ -112,8 +112,7 @@ class Dht:
     def restrict(self, admission: Admission) -> None:
         """See `Transport.restrict`; who was asked in vain before may be asked again."""
         self._node.protocol.record_validator.admission = admission
-        if admission.is_private:
-            self._node.protocol.admission = admission
+        self._node.protocol.admission = admission
         self._node.blacklist.clear()
 
     def refuse_by(self, refuses: Callable[[PeerId], Awaitable[bool]]) -> None:

@@ -164,9 +164,7 @@ class MemoryNetwork:
         """Return whether a member takes and, if it `reads`, gives records: the first other with rules is asked."""
         others = (self._running[p].admission for p in self._islands[peer].members if p != peer)
         rules = next((admission for admission in others if admission is not None), None)
-        if rules is None or (reads and not rules.is_private):
-            return True
-        return rules.admits(peer, credential, takes_part=not reads)
+        return rules is None or rules.admits(peer, credential, takes_part=not reads)
 
     def stream_pair(self, a: PeerId, b: PeerId) -> tuple[MemoryStream, MemoryStream]:
         """The ends of a new stream, at `a` and at `b`."""

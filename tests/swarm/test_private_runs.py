@@ -21,7 +21,6 @@ from protocol.revocations import Revocations, mark_of, revoked_key
 from protocol.tokens import Token
 from tests.swarm.micro import (
     FOREVER,
-    events_of,
     everyone_goes_on,
     everyone_reaches,
     fails_to_join,
@@ -243,21 +242,5 @@ def test_revocations_reach_members_from_each_other_when_the_dht_has_none() -> No
             return not key.endswith("/revoked") and await put(key, *rest)
 
         return wrapped
-
-    run_swarm(main())
-
-
-def test_in_a_run_that_asks_for_work_records_without_it_are_not_kept() -> None:
-    async def main() -> None:
-        swarm = micro_swarm(access__work_bits=10, inner__total_steps=FOREVER)
-        await swarm.start(2)
-        await everyone_reaches(swarm, 5)
-        run, lazy = swarm.seed_peer.signed.run_id, await guest_of(swarm)
-        await lazy.transport.connect(swarm.seed_peer.transport.addresses(), 5.0)
-        assert len(await lazy.transport.get(stage_key(run, 1), 5.0)) == 2
-        record = Announcement(stage=1, state="serving", since=0.0).to_bytes()
-        assert not await lazy.transport.put(stage_key(run, 1), record, 3_000.0, 5.0)
-        assert not events_of(swarm, "part-failed")
-        await swarm.leave()
 
     run_swarm(main())

@@ -128,39 +128,6 @@ def test_phi_sent_early_in_float32_gives_the_same_step_as_z() -> None:
         assert torch.allclose(mine[1], plain[1], atol=1e-6)
 
 
-def test_with_error_feedback_what_was_sent_adds_up_to_the_progress_made() -> None:
-    async def main() -> None:
-        wire: dict[str, Any] = {"wire__progress": "int8", "wire__error_feedback": True}
-        a, b = await two_ends(outer__overlap="phi-early", **wire)
-        made, sent = torch.zeros(a.replica.parameters), torch.zeros(a.replica.parameters)
-        owed = []
-        settings = a.replica.settings
-        for number in range(12):
-            apart = b.replica.phi - a.replica.phi
-            mine, theirs = await whole_round(a, b, number)
-            made.add_(theirs - mine)
-            sent.add_((2 * a.pulls[-1] - settings.gamma * apart) / settings.beta)
-            assert a.replica.residual.owed is not None
-            owed.append(float(a.replica.residual.owed.norm()))
-        rests = [end.replica.residual.owed for end in (a, b)]
-        rest_a, rest_b = (rest for rest in rests if rest is not None)
-        assert torch.allclose(sent, made - (rest_b - rest_a), atol=1e-5)
-        assert max(owed) < 2 * owed[0]  # it does not pile up
-        await asyncio.gather(a.close(), b.close())
-
-    run_swarm(main())
-
-
-def test_without_error_feedback_nothing_is_owed() -> None:
-    async def main() -> None:
-        a, b = await two_ends(outer__overlap="phi-early", wire__progress="int8")
-        await whole_round(a, b, 0)
-        assert a.replica.residual.owed is None
-        await asyncio.gather(a.close(), b.close())
-
-    run_swarm(main())
-
-
 def test_the_partners_phi_is_sampled_for_the_distance_whichever_way_it_came() -> None:
     async def main(overlap: str) -> float:
         a, b = await two_ends(outer__overlap=overlap)

@@ -25,9 +25,9 @@ STEPS = 3 * K
 DROPPED = 1  # the step whose gradient is not finite
 CASES: list[dict[str, Any]] = [
     {"outer__overlap": "none"},
-    {"outer__overlap": "none", "wire__gossip": "int8", "outer__weighting": "tokens"},
-    {"outer__overlap": "phi-early", "wire__progress": "int8", "wire__error_feedback": True},
-    {"outer__overlap": "phi-early", "wire__progress": "bf16", "wire__error_feedback": True},
+    {"outer__overlap": "none", "wire__gossip": "int8"},
+    {"outer__overlap": "phi-early", "wire__progress": "int8"},
+    {"outer__overlap": "phi-early", "wire__progress": "bf16"},
 ]
 
 
@@ -91,20 +91,3 @@ def test_a_pair_started_again_at_any_step_of_a_round_has_the_trajectory_of_one_t
             assert mine.tensors().keys() == others.tensors().keys()
             for name, tensor in mine.tensors().items():
                 assert torch.equal(tensor, others.tensors()[name]), (restart, name)
-
-
-def test_a_snapshot_in_the_middle_of_an_exchange_owes_what_was_owed_before_it(tmp_path: Path) -> None:
-    """Error feedback: what was sent to a partner that did not average is not counted as sent."""
-
-    async def main() -> None:
-        wire: dict[str, Any] = {"wire__progress": "int8", "wire__error_feedback": True}
-        a, b = await two_ends(outer__overlap="phi-early", **wire)
-        agree(a, b)
-        a.train(1)
-        await b.rpc.close()
-        await a.rounds.finish()
-        assert a.replica.round == 1
-        assert a.replica.residual.owed is None
-        await asyncio.gather(a.close(), b.close())
-
-    run_swarm(main())

@@ -48,11 +48,10 @@ def one_part_at_a_time() -> Callable[[], float]:
 
 
 def training(copier: HostCopier) -> Replica:
-    """A replica of one stage, with a step behind it, that owes something to partners."""
+    """A replica of one stage, with a step behind it."""
     [replica] = replicas_of(manifest_cut(1))
     replica.snapshots = Snapshots(replica.state, copier)
     train_step([replica], 0)
-    replica.residual.keep(replica.phi, torch.zeros_like(replica.phi), slice(None))
     return replica
 
 
@@ -74,8 +73,6 @@ def test_steps_and_rounds_go_on_and_the_copy_is_of_the_instant(
             replica.snapshots.advance(0.5, clock)
         train_step([replica], seed)
         if seed == 2:
-            replica.snapshots.before_change("residual")
-            replica.residual.keep(replica.phi, replica.delta, slice(None))
             replica.finish_round_alone()
     assert replica.snapshots.advance(math.inf, clock)
     assert_same_state(replica.snapshots.landed(), expected)

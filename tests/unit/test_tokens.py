@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from protocol.admission import Admission, do_work, is_work
+from protocol.admission import Admission
 from protocol.announcement import Announcement, open_announcement, record_key
 from protocol.errors import ManifestError, RecordError, TokenError
 from protocol.ground import MOST_TIME
@@ -219,25 +219,11 @@ def test_damaged_credentials_raise_nothing_else() -> None:
         assert bytes(damaged) == shown or not asked.admits(ALICE.peer_id, bytes(damaged))
 
 
-def test_work_is_for_one_peer_and_one_run() -> None:
-    nonce = do_work(RUN, ALICE.peer_id, 10)
-    assert is_work(RUN, ALICE.peer_id, nonce, 10)
-    assert not is_work(RUN, BOB.peer_id, nonce, 10)
-    assert not is_work("another", ALICE.peer_id, nonce, 10)
-    asked = admission(private=False, work_bits=10)
-    assert asked.admits(ALICE.peer_id, nonce)
-    assert not asked.admits(BOB.peer_id, nonce)
-    assert not asked.admits(BOB.peer_id, b"")
-    assert asked.knows(BOB.peer_id)  # it may look: records alone cost
-
-
 @pytest.mark.parametrize(
     ("access", "problem"),
     [
         ({"peers": [ALICE.peer_id]}, "set access.private"),
-        ({"work_bits": 8, "private": True}, "Set it to 0"),
         ({"private": True, "peers": ["12D3Koo"]}, "not a peer id"),
-        ({"work_bits": 33}, "less than or equal to 32"),
     ],
 )
 def test_rules_that_contradict_each_other_are_refused(access: dict[str, object], problem: str) -> None:

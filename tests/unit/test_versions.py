@@ -172,20 +172,34 @@ def changed(section: str, **settings: object) -> dict[str, Any]:
     return {**contents, section: {**contents[section], **settings}}
 
 
-@pytest.mark.parametrize("settings", [{"drift_control": False}, {"overlap": "none"}])
-def test_a_removed_setting_that_is_off_changes_nothing(settings: dict[str, object]) -> None:
-    raw = signed(changed("outer", **settings))
+@pytest.mark.parametrize(
+    ("section", "settings"),
+    [
+        ("outer", {"drift_control": False}), ("outer", {"overlap": "none"}), ("outer", {"weighting": "equal"}),
+        ("wire", {"error_feedback": False}), ("access", {"work_bits": 0}),
+    ],
+)  # fmt: skip
+def test_a_removed_setting_that_is_off_changes_nothing(section: str, settings: dict[str, object]) -> None:
+    raw = signed(changed(section, **settings))
     found = SignedManifest.from_bytes(raw)
     assert found.manifest == load_preset("tiny")
     assert found.to_bytes() == raw
     found.require_trainable()
 
 
-@pytest.mark.parametrize("settings", [{"drift_control": True}, {"overlap": "late"}])
-def test_a_run_with_a_removed_setting_is_read_and_not_trained(settings: dict[str, object]) -> None:
-    found = SignedManifest.from_bytes(signed(changed("outer", **settings)))
+@pytest.mark.parametrize(
+    ("section", "settings"),
+    [
+        ("outer", {"drift_control": True}), ("outer", {"overlap": "late"}), ("outer", {"weighting": "tokens"}),
+        ("wire", {"error_feedback": True}), ("access", {"work_bits": 1}), ("access", {"work_bits": 32}),
+    ],
+)  # fmt: skip
+def test_a_run_with_a_removed_setting_is_read_and_not_trained(
+    section: str, settings: dict[str, object]
+) -> None:
+    found = SignedManifest.from_bytes(signed(changed(section, **settings)))
     assert found.manifest.model == load_preset("tiny").model
-    with pytest.raises(ManifestError, match=r"^This run trains with outer\.\w+ = .*, commit \w{7} of"):
+    with pytest.raises(ManifestError, match=rf"^This run trains with {section}\.\w+ = .*, commit \w{{7}} of"):
         found.require_trainable()
 
 
@@ -193,6 +207,12 @@ def test_a_run_with_a_removed_setting_is_read_and_not_trained(settings: dict[str
 def test_a_removed_setting_with_a_value_that_it_never_had_is_no_setting(value: object) -> None:
     with pytest.raises(LaterVersion, match=r"outer\.drift_control"):
         SignedManifest.from_bytes(signed(changed("outer", drift_control=value)))
+
+
+@pytest.mark.parametrize("value", [None, True, "22", 22.0, []])
+def test_a_removed_number_of_another_type_is_no_setting(value: object) -> None:
+    with pytest.raises(LaterVersion, match=r"access\.work_bits"):
+        SignedManifest.from_bytes(signed(changed("access", work_bits=value)))
 
 
 def test_a_later_versions_manifest_names_what_is_not_known_and_what_to_do() -> None:

@@ -179,7 +179,7 @@ def test_what_a_door_shows() -> None:
     stages = "1 for replica, 0 for before"
     assert repr(door) == f"<Door [Run: open | Stages: {stages} | Introduced: 0 | Visitors: 0 streams]>"
     admission = Admission(signed(), ALICE.peer_id, lambda: 0.0)
-    assert repr(admission) == "<Admission [private | Shown: 0 | Revoked: 0]>"
+    assert repr(admission) == "<Admission [Shown: 0 | Revoked: 0]>"
 
 
 def test_no_key_is_shown() -> None:
