@@ -20,7 +20,7 @@ from protocol.transport.base import Stream, Transport
 from protocol.version import own_version
 
 PROTOCOL = 1  # counted up when peers of the one before could not work with those of this one
-MINOR = 3  # counted up with any change of what travels or is kept, see tests/versions
+MINOR = 4  # counted up with any change of what travels or is kept, see tests/versions
 BOUNDARY, EXCHANGE = "boundary", "exchange"  # microbatches between two stages, and contributions of a pair
 FEATURES = ("boundary-1", "exchange-1")  # of this version; of several of one thing the best first
 UNTOLD = ("boundary-1", "exchange-1")  # of versions whose records name none
