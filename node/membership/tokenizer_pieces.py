@@ -24,6 +24,7 @@ from protocol.messages.peers import (
     TokenizerHashes,
     TokenizerPiece,
 )
+from protocol.peer_limits import doubled
 from protocol.piece_hashes import PieceHashes
 from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
@@ -164,7 +165,7 @@ class Order:
     def patience(self) -> float:
         """Seconds until a question is late."""
         usual = LATE_TIMES * median(self.took) if self.took else 0.0
-        return min(PIECE_DEADLINE, max(LATE_AFTER, usual) * 2.0**self.waits)
+        return doubled(max(LATE_AFTER, usual), self.waits, PIECE_DEADLINE)
 
     def pause(self, now: float) -> float:
         """Seconds until the next question is late."""
@@ -180,7 +181,7 @@ class Order:
             self.late.append(asked)
             self._put_back(asked.peer)
         if overdue:
-            self.waits = min(self.waits + 1, REMEMBERED)
+            self.waits += 1
         self.given_up.update(self.late[: max(0, len(self.late) - MOST_LATE)])
         asked_now: list[Asked] = []
         while len(self.on_way) - len(self.late) < IN_FLIGHT and (one := self._one(now)) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from node.membership.tokenizer_pieces import IN_FLIGHT, LATE_AFTER, fetch_pieces
 from node.membership.view import View
 from node.storage.state_directory import StateDirectory
 from protocol.errors import Refused, TokenizerError
+from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.messages.peers import (
     MAX_TOKENIZER_BYTES,
@@ -114,7 +115,7 @@ IDLE: list[Lie] = [never, slowly, refused]
 
 async def giving(
     swarm: SimulatedSwarm, name: str, give: Lie, given: Counter[str], total: int = len(RAW)
-) -> str:
+) -> PeerId:
     """Start a peer that gives pieces so, and counts wrong ones; return its id."""
 
     async def on_get(request: Request[GetTokenizer]) -> Answer[TokenizerPiece]:
@@ -320,7 +321,7 @@ def test_members_keep_the_hashes_and_hand_them_on_when_the_founder_is_gone(
 
 async def newcomer(
     swarm: SimulatedSwarm,
-    sources: dict[str, tuple[Lie, bytes]],
+    sources: Mapping[str, tuple[Lie, bytes]],
     given: Counter[str],
     state: StateDirectory | None = None,
 ) -> RunTokenizer:
