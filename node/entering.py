@@ -128,7 +128,7 @@ def equip(member: NodeResources, position: Position | None, is_resting: Callable
     remember_past(member)
     keep_copies(member, is_resting)
     config, manifest, state = member.config, member.signed.manifest, member.surroundings.state
-    member.tokenizer = RunTokenizer(manifest, member.rpc, member.view, state, config.tokenizer)
+    member.tokenizer = RunTokenizer(member.signed, member.rpc, member.view, state, config.tokenizer)
     member.tokenizer.serve()
     member.data = DataSupply(config, manifest, state, member.events, member.surroundings.corpus)
     member.data.return_to(position)

@@ -17,7 +17,7 @@ from protocol.errors import PeerUnreachable, RecordError, Refused
 from protocol.ground import PeerId, Record
 from protocol.messages import Answer, Asker, Done, Request, Traffic
 from protocol.messages.peers import GetCopyPiece, GetStatePiece, GetTokenizer, Introduce
-from protocol.peer_limits import Allowance, PeerTable
+from protocol.peer_limits import WITHOUT_END, Allowance, Bounded, PeerTable
 from protocol.transport.base import Stream
 from protocol.visitor_places import VisitorPlaces
 from protocol.windows import counted, window
@@ -34,7 +34,7 @@ TURN_PAUSE = 0.25
 VISITORS = (200, 50), (400, 100)
 # Of a member for each kind of request: of what visitors may ask, too, and of what is for members alone
 MEMBERS = (200, 100), (800, 400)
-OWN = (1_000, 500), (1e12, 1e12)
+OWN = (1_000, 500), WITHOUT_END
 # What visitors are not given any more once their share of the line is used up, or overdrawn by as much again: whoever
 # joins fetches the tokenizer before it has a record
 DOWNLOADS = {GetStatePiece.kind: 0.0, GetCopyPiece.kind: 0.0, GetTokenizer.kind: 1.0}
@@ -81,7 +81,9 @@ class Door:
         self._visitors = Allowance(*VISITORS)
         self._members: dict[str, Allowance] = {}  # by kind of request; unknown kinds share one
         self._downloads = downloads or Allowance.shared(*VISITOR_DOWNLOADS)
-        self._streams = dict[Stream, None]()  # of visitors, the oldest first
+        self._streams = Bounded[Stream, None](
+            VISITOR_STREAMS, lambda stream, _: stream.close()
+        )  # of visitors
         self._places = {traffic: VisitorPlaces(VISITOR_PLACES, network_of) for traffic in Traffic}
 
     @window
@@ -110,10 +112,6 @@ class Door:
         if self.knows(stream.remote):
             return
         self._streams[stream] = None
-        if len(self._streams) > VISITOR_STREAMS:
-            oldest = next(iter(self._streams))
-            self.leave(oldest)
-            oldest.close()
 
     def leave(self, stream: Stream) -> None:
         self._streams.pop(stream, None)

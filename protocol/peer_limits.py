@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Protocol, Self, TypeVar
 
 from protocol.ground import PeerId
@@ -16,6 +17,7 @@ from protocol.windows import amount, window
 
 logger = logging.getLogger(__name__)
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 MOST = 64  # requests of a peer and class answered at once
@@ -32,8 +34,10 @@ BAN_AFTER_STRIKES = 10
 BAN_SECONDS = 300.0
 # Streams that bring nothing, and kinds of requests that there are not, at once and a second, of each peer: what bad
 # luck or a later version explains. Of all peers together there is no bound: one must not get another banned.
-FRUITLESS = (32, 1.0), (1e12, 1e12)
+WITHOUT_END = (1e12, 1e12)
+FRUITLESS = (32, 1.0), WITHOUT_END
 MAX_OFFENDERS = 4_096  # remembered at once
+MOST_DOUBLINGS = 64  # of a pause
 MOST_REMEMBERED = 4_096  # peers whose allowances are kept
 
 
@@ -124,22 +128,59 @@ class Inflow:
         self._coming.pop(stream, None)
 
 
-class PeerTable(dict[PeerId, T]):
-    """A table of what is kept of each peer, `most` at a time: the one set longest ago is forgotten first."""
+class Bounded(dict[K, T]):
+    """A table of `most` entries: the one set longest ago makes room, whichever way another one is set.
 
-    def __init__(self, most: int) -> None:
+    `dropped` is called with each entry that made room, once it is out.
+    """
+
+    def __init__(self, most: int, dropped: Callable[[K, T], None] | None = None) -> None:
         super().__init__()
         self._most = most
+        self._dropped = dropped
+
+    @window
+    def __repr__(self) -> str:
+        return f"Entries: {len(self)} of {self._most:,}"
+
+    def __setitem__(self, key: K, entry: T) -> None:
+        self.pop(key, None)
+        super().__setitem__(key, entry)
+        if len(self) > self._most:
+            oldest = next(iter(self))
+            gone = self.pop(oldest)
+            if self._dropped is not None:
+                self._dropped(oldest, gone)
+
+    def setdefault(self, key: K, default: T) -> T:
+        """Return the entry, which stays where it is in the order, or set it."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def update(self, entries: Iterable[tuple[K, T]]) -> None:  # type: ignore[override]
+        for key, entry in entries:
+            self[key] = entry
+
+    def __ior__(self, entries: object) -> Self:  # type: ignore[override, misc]
+        raise TypeError("set the entries one by one: dict's own way would pass the bound by")
+
+
+class PeerTable(Bounded[PeerId, T]):
+    """A table of what is kept of each peer."""
 
     @window
     def __repr__(self) -> str:
         return f"Peers: {len(self)} of {self._most:,}"
 
-    def __setitem__(self, peer: PeerId, entry: T) -> None:
-        self.pop(peer, None)
-        super().__setitem__(peer, entry)
-        if len(self) > self._most:
-            del self[next(iter(self))]
+
+def doubled(first: float, times: int, longest: float) -> float:
+    """Return `first` doubled so many times, `longest` at most.
+
+    The pause after what fails again and again. A float ends at 2^1024: a try a minute without an answer gets there
+    in 17 hours.
+    """
+    return min(longest, first * 2.0 ** min(times, MOST_DOUBLINGS))
 
 
 class Allowance:

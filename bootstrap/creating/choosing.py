@@ -13,6 +13,7 @@ from bootstrap.creating.chat_template import chat_template_of
 from bootstrap.creating.held_tensors import fitted
 from bootstrap.creating.positions import longer_than_positions
 from bootstrap.creating.probing import probe
+from bootstrap.creating.visit_token import run_key
 from bootstrap.display import write_whole, writing
 from bootstrap.export.byte_tokenizer import is_byte_tokenizer
 from bootstrap.export.carried import NAMES, packed
@@ -24,7 +25,7 @@ from node.machine.home import at_home
 from node.machine.named import HUB, is_there
 from node.model.checkpoint_kinds import CONFIG
 from node.model.pretrained import Pretrained, stage_digest
-from protocol.errors import CheckpointError, ManifestError, StateError, TokenizerError
+from protocol.errors import CheckpointError, ManifestError, RecordError, StateError, TokenizerError
 from protocol.manifest import (
     BYTES,
     Manifest,
@@ -34,10 +35,13 @@ from protocol.manifest import (
     toml_contents,
 )
 from protocol.model import Model
+from protocol.piece_hashes import PieceHashes
+from protocol.signed_manifest import SignedManifest
 from protocol.start import Start
 
 logger = logging.getLogger(__name__)
 
+HASHES_NAME = "tokenizer.hashes"
 UNKNOWN_DIGEST = "0" * 64
 BYTE_VALUES = 256
 _ROUNDED_TO = 64  # rows of an embedding: what matrix units like
@@ -297,3 +301,26 @@ def kept_tokenizer(
             raise StateError(f"{path} is another tokenizer than the new run's. Choose another --dir.")
         write_whole(path, raw, "Choose another --dir.")
     return raw
+
+
+def kept_hashes(directory: Path, signed: SignedManifest, raw: bytes | None) -> bytes:
+    """Return the signed hashes of the tokenizer's pieces, kept in `directory`; made while the run's key is there.
+
+    Empty where bytes are tokens, and in a run founded before there were any whose key is elsewhere. Raises
+    `StateError` when they cannot be written.
+    """
+    if raw is None:
+        return b""
+    path, tokenizer = directory / HASHES_NAME, signed.manifest.data.tokenizer
+    if is_there(path):
+        try:
+            sealed = path.read_bytes()
+            PieceHashes.read(sealed, tokenizer, signed.public_key)
+            return sealed
+        except (OSError, RecordError) as damage:
+            logger.warning("%s cannot be used (%s).", path, damage)
+    key = run_key(directory, signed)
+    sealed = PieceHashes.sign(raw, tokenizer, key) if key is not None else b""
+    if sealed:
+        write_whole(path, sealed, "Choose another --dir.")
+    return sealed

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bootstrap.creating.choosing import kept_tokenizer
+from bootstrap.creating.choosing import HASHES_NAME, kept_hashes, kept_tokenizer
 from bootstrap.creating.invitation import (
     ADDRESSES,
     NEAREST_LAST,
@@ -72,7 +72,12 @@ SEED_CREDENTIAL = (
     "seed.credential"  # of a private run: so that the run's key need not stay with the seed peer
 )
 REVOKED = "revoked.noloco"
-WRITTEN = {ADDRESSES, INVITATION, OVER}  # beside the keys, by a seed peer and by those who invite
+WRITTEN = {
+    ADDRESSES,
+    INVITATION,
+    OVER,
+    HASHES_NAME,
+}  # beside the keys, by a seed peer and by those who invite
 SEED_YEARS = 20
 INVITED_SECONDS = 30 * 86_400.0  # of a token that is given by words, as `noloco invite` has it
 
@@ -86,6 +91,7 @@ class Founded:
     tokenizer: bytes | None = None  # the run's tokenizer.json
     credential: bytes = b""  # of the seed peer of a private run
     text: str = ""  # the founder's, as of --data, for the line that serves it
+    hashes: bytes = b""  # of the tokenizer's pieces, signed
 
 
 def found(directory: Path, manifest: Manifest | None, tokenizer: bytes | None = None) -> Founded:
@@ -107,13 +113,14 @@ def found(directory: Path, manifest: Manifest | None, tokenizer: bytes | None = 
                 "Give a new run a directory of its own with --dir."
             )
     kept = kept_tokenizer(directory, signed.manifest, tokenizer, is_new=is_new)
+    hashes = kept_hashes(directory, signed, kept)
     seed = Identity.load_or_create(seed_key)
     shown = _seed_credential(directory, signed, seed) if signed.manifest.access.private else b""
     kept_visit_token(directory, signed)  # while the run's key is there
     revocations_in(directory, signed)
     if is_new:  # at last: it makes the run whole
         write_whole(signed_path, signed.to_bytes(), "Choose another --dir.")
-    return Founded(signed, seed_key, seed.peer_id, is_new, kept, shown)
+    return Founded(signed, seed_key, seed.peer_id, is_new, kept, shown, hashes=hashes)
 
 
 def signed_in(directory: Path) -> SignedManifest:
@@ -190,10 +197,11 @@ class SeedPeer:
         credential: bytes = b"",
         kept: Callable[[bytes], bytes] = lambda sealed: b"",
         directory: StateDirectory | None = None,
+        hashes: bytes = b"",
     ) -> None:
-        """`tokenizer` is the run's tokenizer.json, unless bytes are its tokens; `credential` lets this peer into a
-        private run; `kept` is that of `Revoking`. In the `directory`, if there is one, it remembers who had which
-        stage.
+        """`tokenizer` is the run's tokenizer.json, unless bytes are its tokens, and `hashes` the sealed ones of its
+        pieces; `credential` lets this peer into a private run; `kept` is that of `Revoking`. In the `directory`, if
+        there is one, it remembers who had which stage.
         """
         self.credential, self._kept = credential, kept
         self.transport = transport
@@ -203,7 +211,7 @@ class SeedPeer:
         self._telling = self._supervisor.group()
         self.rpc = Rpc(transport, supervisor=self._supervisor.group())
         self.rpc.limit(payload_limits(signed.manifest))
-        self._tokenizer = tokenizer
+        self._tokenizer, self._hashes = tokenizer, hashes
         self.view = View()  # of the members, for those who ask
         manifest = signed.manifest
         self.past = Past(signed.run_id, manifest.most_steps, manifest.limits.record_lifetime, transport.now)
@@ -219,7 +227,7 @@ class SeedPeer:
             await self._guard(admission)
         revoked = (lambda: admission.sealed) if admission is not None else (lambda: b"")
         serve_greeting(self.rpc, self.transport, self.signed, is_seed=True, revoked=revoked)
-        serve_tokenizer(self.rpc, lambda: self._tokenizer)
+        serve_tokenizer(self.rpc, lambda: self._tokenizer, lambda: self._hashes)
         serve_records(self.rpc, self.signed, self.view, admission)
         if self._directory is not None:
             self.past.take_up(self._directory.past())
@@ -308,6 +316,7 @@ async def keep_seed_peer(
         founded.credential,
         kept_in(revoked),
         StateDirectory(directory),
+        founded.hashes,
     )
     try:
         await seed.start()

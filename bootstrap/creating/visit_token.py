@@ -42,12 +42,18 @@ def passing_visit_token(directory: Path, signed: SignedManifest) -> str:
 
 def issued_token(directory: Path, signed: SignedManifest, seconds: float) -> str:
     """Issue a token of one use; empty without the key that signed the manifest."""
-    if not (directory / RUN_KEY).exists():
-        return ""
-    key = Identity.load(directory / RUN_KEY)
-    if key.public_key != signed.public_key:
+    key = run_key(directory, signed)
+    if key is None:
         return ""
     return Token.issue(signed.run_id, key, None, 1, time.time() + seconds).to_text()
+
+
+def run_key(directory: Path, signed: SignedManifest) -> Identity | None:
+    """The key that signed the manifest; None when it is elsewhere. Raises `StateError` when it is damaged."""
+    if not (directory / RUN_KEY).exists():
+        return None
+    key = Identity.load(directory / RUN_KEY)
+    return key if key.public_key == signed.public_key else None
 
 
 def _kept(place: Path, run_id: str) -> str:

@@ -162,6 +162,6 @@ async def tokenizer_file(observer: Observer, own: str) -> bytes | None:
     if observer.manifest.data.tokenizer == BYTES:
         return None
     await observer.survey()
-    tokenizer = RunTokenizer(observer.manifest, observer.rpc, observer.view, own=own)
+    tokenizer = RunTokenizer(observer.signed, observer.rpc, observer.view, own=own)
     await tokenizer.get()
     return tokenizer.raw

@@ -122,7 +122,8 @@ class LocalSwarm:
         plan, summary = self.plan, self.summary
         summary.run_id = founded.signed.run_id
         config = Libp2pConfig(host="127.0.0.1", relay=False, nat_port_map=False)
-        seed = SeedPeer(Libp2pTransport(founded.seed_key, config), founded.signed, founded.tokenizer)
+        transport = Libp2pTransport(founded.seed_key, config)
+        seed = SeedPeer(transport, founded.signed, founded.tokenizer, hashes=founded.hashes)
         log = plan.directory / "dashboard.log"
         page = LocalPage(plan.listening, log, self._tell, plan.page_named, plan.summary)
         try:

@@ -24,6 +24,7 @@ from node.watch.events import Events
 from node.watch.trace import NO_TRACE, Trace
 from protocol.identity import Identity
 from protocol.manifest import Manifest
+from protocol.piece_hashes import PieceHashes
 from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
 from protocol.transport.memory import MemoryTransport, memory_address
@@ -68,8 +69,11 @@ class SimulatedSwarm:
         self._lives: dict[int, int] = {}  # how often a number was started
         self._killed: set[asyncio.Task[None]] = set()  # that have not ended yet
         self._seed_identity = Identity.from_seed("seed peer", self.seed)
-        signed = SignedManifest.sign(self.manifest, Identity.from_seed("run", self.seed))
-        self.seed_peer = SeedPeer(MemoryTransport(self.network, self._seed_identity), signed, self.tokenizer)
+        owner = Identity.from_seed("run", self.seed)
+        signed = SignedManifest.sign(self.manifest, owner)
+        raw, transport = self.tokenizer, MemoryTransport(self.network, self._seed_identity)
+        hashes = PieceHashes.sign(raw, self.manifest.data.tokenizer, owner) if raw is not None else b""
+        self.seed_peer = SeedPeer(transport, signed, raw, hashes=hashes)
 
     async def start(self, replicas: int, **settings: Any) -> None:
         """Start the seed peer, then `replicas` nodes for each stage; they join as separate daemons would."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from protocol.ground import PeerId
 from protocol.identity import is_peer_id
 from protocol.keeping import small_json
+from protocol.peer_limits import PeerTable
 from protocol.receipts import NAME_CHARACTERS, Receipt, signed_receipt
 from protocol.windows import counted, window
 
@@ -45,7 +46,7 @@ class ContributionLedger:
     def __init__(self) -> None:
         self.had = dict[PeerId, Had]()
         self.receipts = dict[PeerId, Receipt]()  # by signer
-        self.owing = dict[PeerId, None]()  # in order
+        self.owing = PeerTable[None](MOST_OWING)  # in order
         self.given = Counter[
             PeerId
         ]()  # tokens that this node has carried or drawn for each, by its own count
@@ -68,12 +69,10 @@ class ContributionLedger:
 
     def note_given(self, peer: PeerId, tokens: int = 0) -> None:
         """Note that something was done for this peer, which is to sign for it."""
-        self.owing[peer] = None
+        self.owing.setdefault(peer, None)
         self.given[peer] += tokens
         if len(self.given) > MOST_PEERS:
             del self.given[min(self.given, key=lambda one: self.given[one])]
-        if len(self.owing) > MOST_OWING:
-            del self.owing[next(iter(self.owing))]
 
     def _of(self, peer: PeerId) -> Had:
         if peer not in self.had and len(self.had) >= MOST_PEERS:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +15,7 @@ from statistics import median
 from protocol.announcement import AT_LEAST, MOST_PUBLISHED, MOST_TOLD, PEER_CHARACTERS, LinkReport
 from protocol.ground import PeerId
 from protocol.messages.peers import MAX_PROBE_BYTES
+from protocol.peer_limits import PeerTable
 from protocol.windows import amount, counted, window
 
 RECENT = 16  # samples that a minimum or a maximum is taken over: what changed for good is noticed after these
@@ -196,8 +197,8 @@ class Links:
 
     def __init__(self, most: int = MOST_PEERS) -> None:
         self._most = most
-        self._links: OrderedDict[PeerId, LinkEstimate] = OrderedDict()
         self._dropped: deque[PeerId] = deque(maxlen=most)
+        self._links = PeerTable[LinkEstimate](most, lambda peer, _: self._dropped.append(peer))
 
     @window
     def __repr__(self) -> str:
@@ -231,10 +232,7 @@ class Links:
             link.ended(stream, arrived, clock())
 
     def _use(self, peer: PeerId) -> LinkEstimate:
-        link = self._links.setdefault(peer, LinkEstimate())
-        self._links.move_to_end(peer)
-        while len(self._links) > self._most:
-            self._dropped.append(self._links.popitem(last=False)[0])
+        link = self._links[peer] = self._links.get(peer) or LinkEstimate()
         return link
 
     def take_dropped(self) -> list[PeerId]:

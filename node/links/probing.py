@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import random
-from dataclasses import dataclass
 from hashlib import blake2b
 
 from node.links.links import LinkEstimate, Links
@@ -15,7 +14,7 @@ from protocol.codec import Encoded
 from protocol.errors import NolocoError, WireError
 from protocol.ground import Buffer, PeerId
 from protocol.messages.peers import MAX_PROBE_BYTES, Probe, Probed
-from protocol.peer_limits import PeerTable
+from protocol.peer_limits import WITHOUT_END, Allowance
 from protocol.rpc import Rpc, Traffic
 from protocol.windows import window
 
@@ -29,7 +28,8 @@ WINDOW_SECONDS = 8.0  # shorter than the pause that every prober makes between t
 # of a visit: two that open streams, three round trips, two with a payload, and one to spare
 MOST_PROBES = 8
 MOST_BYTES = 2 * MAX_PROBE_BYTES
-MOST_PROBERS = 256  # that are remembered; who was forgotten gets a fresh window
+# at once, and a second, of each prober
+PROBES, BYTES = (MOST_PROBES, MOST_PROBES / WINDOW_SECONDS), (MOST_BYTES, MOST_BYTES / WINDOW_SECONDS)
 
 
 class Visitor:
@@ -108,31 +108,20 @@ def _parcel(payload: bytes) -> Encoded:
     return Encoded("int32", (len(payload) // 4,), (memoryview(payload),))
 
 
-@dataclass
-class _Window:
-    began: float
-    probes: int = 0
-    nbytes: int = 0
-
-
 class ProbeAllowance:
-    """Limits how often other peers may have this node answer their probes.
+    """Limits how often other peers may have this node answer their probes: a visit in `WINDOW_SECONDS` from each.
 
-    Mutable state: what each of the last probers has asked for in its window.
+    Mutable state: the probes and bytes that each of the last probers may still ask for.
     """
 
     def __init__(self) -> None:
-        self._windows = PeerTable[_Window](MOST_PROBERS)
+        self._probes, self._bytes = Allowance(PROBES, WITHOUT_END), Allowance(BYTES, WITHOUT_END)
 
     @window
     def __repr__(self) -> str:
-        return f"Probers: {len(self._windows)} of {MOST_PROBERS} remembered"
+        return f"Probes: {self._probes!r} | Bytes: {self._bytes!r}"
 
     def allows(self, peer: PeerId, nbytes: int, now: float) -> bool:
         """Count a probe with `nbytes` of payload; return whether it is answered."""
-        window = self._windows.get(peer)
-        if window is None or now - window.began >= WINDOW_SECONDS:
-            window = self._windows[peer] = _Window(now)
-        window.probes += 1
-        window.nbytes += nbytes
-        return window.probes <= MOST_PROBES and window.nbytes <= MOST_BYTES and nbytes <= MAX_PROBE_BYTES
+        has_probes, has_bytes = self._probes.take(peer, 1, now), self._bytes.take(peer, nbytes, now)
+        return has_probes and has_bytes and nbytes <= MAX_PROBE_BYTES

@@ -16,14 +16,17 @@ from node.data.prefetch import Feed
 from node.data.tokenizer import identity_of, load_tokenizer
 from node.data.tokenizer_files import read_tokenizer
 from node.machine.processes import in_background
-from node.membership.tokenizer_peers import fetch_tokenizer, serve_tokenizer
+from node.membership.tokenizer_peers import fetch_tokenizer, nobody_gave, serve_tokenizer
+from node.membership.tokenizer_pieces import fetch_pieces, find_hashes
 from node.membership.view import View
 from node.storage.state_directory import StateDirectory
 from node.watch.events import Events
-from protocol.errors import NolocoError
+from protocol.errors import NolocoError, RecordError
 from protocol.ground import PeerId
 from protocol.manifest import BYTES, Manifest
+from protocol.piece_hashes import PieceHashes
 from protocol.rpc import Rpc
+from protocol.signed_manifest import SignedManifest
 from protocol.windows import amount, window
 
 logger = logging.getLogger(__name__)
@@ -106,31 +109,42 @@ class DataSupply:
 
 
 class RunTokenizer:
-    """One peer's copy of the run's tokenizer: `raw`, None until it is here, and for good where bytes are tokens."""
+    """One peer's copy of the run's tokenizer: `raw`, None until it is here, and for good where bytes are tokens.
+
+    Mutable state: that, and `hashes`, the sealed list of its pieces' hashes; empty where nobody gave one.
+    """
 
     def __init__(
-        self, manifest: Manifest, rpc: Rpc, view: View, state: StateDirectory | None = None, own: str = ""
+        self,
+        signed: SignedManifest,
+        rpc: Rpc,
+        view: View,
+        state: StateDirectory | None = None,
+        own: str = "",
     ) -> None:
         """`own` is what the volunteer names with --tokenizer."""
-        self._manifest = manifest
+        self._signed = signed
+        self._manifest = signed.manifest
         self._rpc = rpc
         self._view = view
         self._state = state
         self._own = own
         self._rng = random.Random()  # whom to ask first is not for others to foresee
         self.raw: bytes | None = None
+        self.hashes = b""
 
     @window
     def __repr__(self) -> str:
         if self._manifest.data.tokenizer == BYTES:
             return "bytes"
-        return "not here yet" if self.raw is None else amount(len(self.raw))
+        hashes = f" | Hashes: {'signed' if self.hashes else 'none'}"
+        return ("not here yet" if self.raw is None else amount(len(self.raw))) + hashes
 
     def serve(self) -> None:
-        serve_tokenizer(self._rpc, lambda: self.raw)
+        serve_tokenizer(self._rpc, lambda: self.raw, lambda: self.hashes)
 
     async def get(self) -> None:
-        """Get the tokenizer, unless bytes are tokens: the volunteer's, the one kept, or from whoever gives it.
+        """Get the tokenizer, unless bytes are tokens: the volunteer's, the one kept, or from peers that give it.
 
         Raises `TokenizerError` when the volunteer's is not the run's, and when nobody gives one. May be repeated.
         """
@@ -138,11 +152,27 @@ class RunTokenizer:
             return
         raw = await asyncio.to_thread(self._here)
         if raw is None:
-            raw = await fetch_tokenizer(self._rpc, await self._peers(), self._manifest, self._rng)
+            raw = await self._from_peers()
             logger.info("Got the run's tokenizer, %s kB.", f"{len(raw) / 1e3:,.0f}")
         if self._state is not None:
-            await asyncio.to_thread(self._state.save_tokenizer, raw)
+            await asyncio.to_thread(self._state.save_tokenizer, raw, self.hashes)
         self.raw = raw
+
+    async def _from_peers(self) -> bytes:
+        """Fetch the file by its pieces where a peer has their hashes, else whole. Raises `TokenizerError`."""
+        peers = await self._peers()
+        sealed = self.hashes or await find_hashes(self._rpc, peers, self._signed, self._rng)
+        if not sealed:
+            return await fetch_tokenizer(self._rpc, peers, self._manifest, self._rng)
+        hashes = PieceHashes.read(sealed, self._manifest.data.tokenizer, self._signed.public_key)
+        raw = await fetch_pieces(self._rpc, peers, hashes, self._rng)
+        if raw is None:
+            raise nobody_gave(self._manifest, len(set(peers)))
+        if identity_of(raw) != self._manifest.data.tokenizer:
+            logger.warning("The run's owner signed the pieces of another tokenizer; it is fetched whole.")
+            return await fetch_tokenizer(self._rpc, peers, self._manifest, self._rng)
+        self.hashes = sealed
+        return raw
 
     async def get_in_time(self) -> None:
         """Retry `get` until it succeeds: for peers that only give the tokenizer to others, or may need it later."""
@@ -156,6 +186,7 @@ class RunTokenizer:
 
     def _here(self) -> bytes | None:
         """The copy on this machine. A kept copy that is damaged counts as none, and is fetched again."""
+        self.hashes = self._kept_hashes()
         if self._own:
             raw = read_tokenizer(self._own)
             load_tokenizer(raw, self._manifest)
@@ -165,6 +196,16 @@ class RunTokenizer:
             return kept
         logger.warning("The tokenizer.json that was kept is damaged; another member gives it again.")
         return None
+
+    def _kept_hashes(self) -> bytes:
+        sealed = self._state.tokenizer_hashes() if self._state is not None else b""
+        try:
+            if sealed:
+                PieceHashes.read(sealed, self._manifest.data.tokenizer, self._signed.public_key)
+        except RecordError as damage:
+            logger.warning("The hashes of the tokenizer that were kept cannot be used (%s).", damage)
+            return b""
+        return sealed
 
     async def _peers(self) -> list[PeerId]:
         """The peers that may have it: those connected, the seed peer among them, and the members known."""

@@ -15,7 +15,7 @@ from functools import cached_property
 from statistics import median
 
 from protocol.ground import PeerId
-from protocol.peer_limits import PeerTable
+from protocol.peer_limits import PeerTable, doubled
 from protocol.windows import window
 
 OFFENCES = 3  # within the last MEETINGS with one peer; one alone may be an honest replica's bad round
@@ -127,7 +127,7 @@ class Ledger:
         return record
 
     def _begin_quarantine(self, record: _Record, now: float) -> None:
-        seconds = min(MAX_QUARANTINE_SECONDS, QUARANTINE_SECONDS * 2.0**record.quarantines)
+        seconds = doubled(QUARANTINE_SECONDS, record.quarantines, MAX_QUARANTINE_SECONDS)
         record.quarantine_ends = now + seconds
         record.quarantines += 1
         record.meetings.clear()  # it starts again afterwards

@@ -24,6 +24,7 @@ from protocol.errors import NolocoError, RecordError
 from protocol.ground import PeerId
 from protocol.lineage import MOST_BEGINNINGS, Lineage
 from protocol.messages.peers import MOST_SHARED, GetPast, PastRecord, PastRecords
+from protocol.peer_limits import PeerTable
 from protocol.records import authenticate, is_in_reach, key_digest
 from protocol.rpc import Answer, Request, Rpc
 from protocol.supervision import all_of
@@ -76,7 +77,7 @@ class Past:
         self._now = now
         self._read: dict[int, dict[tuple[PeerId, Lineage], Remembered]] = defaultdict(dict)
         # by stage and witness
-        self._told: dict[int, dict[PeerId, list[Remembered]]] = defaultdict(dict)
+        self._told = defaultdict[int, PeerTable[list[Remembered]]](lambda: PeerTable(MOST_WITNESSES))
         self.has_changed = False  # since `to_bytes`
 
     @window
@@ -125,11 +126,7 @@ class Past:
                 logger.debug("Ignoring a record of the past: %s", problem)
         for stage, remembered in found.items():
             if stage in self._told or len(self._told) < MOST_STAGES:
-                witnesses = self._told[stage]
-                witnesses.pop(witness, None)
-                witnesses[witness] = remembered[:MOST_OF_STAGE]
-                if len(witnesses) > MOST_WITNESSES:
-                    del witnesses[next(iter(witnesses))]
+                self._told[stage][witness] = remembered[:MOST_OF_STAGE]
 
     def _opened(self, record: PastRecord, admission: Admission | None) -> Remembered:
         """Check a record that may be over. Raises `RecordError`."""

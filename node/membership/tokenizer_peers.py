@@ -1,8 +1,8 @@
-"""Gets the run's tokenizer.json from other peers, in pieces, and gives it to them.
+"""Gives the run's tokenizer.json to other peers, and gets it from them where nobody has the hashes of its pieces.
 
-Whose pieces they were does not matter: the whole is what the signed manifest names by its hash, or it is nothing. As
-there is no hash of a piece, a liar is known only by the whole; so first everybody is asked for the first piece, and
-with it for the size, and what most of them say is fetched first.
+That is so in runs that were founded before there were any (see `node.membership.tokenizer_pieces`). A liar is then
+known only by the whole file, which the signed manifest names by its hash. So all peers are asked for the first piece,
+and with it for the size, and the file that most of them offer is fetched first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from protocol.channel import slowest_seconds
 from protocol.errors import NolocoError, Refused, TokenizerError, WireError
 from protocol.ground import PeerId
 from protocol.manifest import Manifest
-from protocol.messages.peers import MAX_TOKENIZER_BYTES, TOKENIZER_PIECE_BYTES, GetTokenizer, TokenizerPiece
+from protocol.messages.peers import (
+    MAX_TOKENIZER_BYTES,
+    TOKENIZER_PIECE_BYTES,
+    GetTokenizer,
+    GetTokenizerHashes,
+    TokenizerHashes,
+    TokenizerPiece,
+)
 from protocol.rpc import Answer, Request, Rpc
 from protocol.supervision import Supervisor, all_of, cancelled
 
@@ -34,8 +41,10 @@ FETCHED_AT_ONCE = 4  # files that differ: a liar is quick, and known by its file
 MOST_BYTES = 8 * MAX_TOKENIZER_BYTES  # of files that are not the run's; a quarter of it before all were asked
 
 
-def serve_tokenizer(rpc: Rpc, raw: Callable[[], bytes | None]) -> None:
-    """Answer `GetTokenizer` from what `raw` gives at that time."""
+def serve_tokenizer(
+    rpc: Rpc, raw: Callable[[], bytes | None], hashes: Callable[[], bytes] = lambda: b""
+) -> None:
+    """Answer `GetTokenizer` from what `raw` gives at that time, and `GetTokenizerHashes` from the sealed `hashes`."""
 
     async def on_get(request: Request[GetTokenizer]) -> Answer[TokenizerPiece]:
         contents, offset = raw(), request.message.offset
@@ -45,11 +54,16 @@ def serve_tokenizer(rpc: Rpc, raw: Callable[[], bytes | None]) -> None:
             TokenizerPiece(total=len(contents), contents=contents[offset : offset + TOKENIZER_PIECE_BYTES])
         )
 
-    rpc.handle(GetTokenizer.answered_by(on_get))
+    async def on_hashes(request: Request[GetTokenizerHashes]) -> Answer[TokenizerHashes]:
+        if not (sealed := hashes()):
+            raise Refused("no-hashes")
+        return Answer(TokenizerHashes(sealed=sealed))
+
+    rpc.handle(GetTokenizer.answered_by(on_get), GetTokenizerHashes.answered_by(on_hashes))
 
 
 async def fetch_tokenizer(rpc: Rpc, peers: Iterable[PeerId], manifest: Manifest, rng: random.Random) -> bytes:
-    """The run's tokenizer.json from one of `peers`, drawn at random. Raises `TokenizerError` if none gives it.
+    """The whole tokenizer.json from one of `peers`, drawn at random. Raises `TokenizerError` if none gives it.
 
     All are asked before it does, for what each has; up to `MOST_BYTES` that are not the run's are fetched. A peer
     that gives another file is struck.
@@ -65,8 +79,13 @@ async def fetch_tokenizer(rpc: Rpc, peers: Iterable[PeerId], manifest: Manifest,
         is_last = start + ASKED_AT_ONCE >= len(asked)
         if (raw := await _fetched(rpc, offers, is_last, manifest.data.tokenizer)) is not None:
             return raw
-    raise TokenizerError(
-        f"Run '{manifest.name}' has a tokenizer of its own, and none of {len(asked)} peers gave it. Start again when "
+    raise nobody_gave(manifest, len(asked))
+
+
+def nobody_gave(manifest: Manifest, asked: int) -> TokenizerError:
+    """Return the error for a run whose tokenizer none of the peers `asked` gave."""
+    return TokenizerError(
+        f"Run '{manifest.name}' has a tokenizer of its own, and none of {asked} peers gave it. Start again when "
         "more members can be reached, or give the run's tokenizer.json with --tokenizer FILE."
     )
 

@@ -22,7 +22,7 @@ from protocol.addresses import network_of
 from protocol.announcement import Announcement
 from protocol.compatibility import BOUNDARY, EXCHANGE, PROTOCOL, in_common
 from protocol.ground import PeerId, Record
-from protocol.peer_limits import PeerTable
+from protocol.peer_limits import PeerTable, doubled
 from protocol.windows import window
 
 SUSPECT_SECONDS = 2.0  # a peer that just failed is left alone this long, doubling with each further failure
@@ -328,7 +328,7 @@ class View:
         if known is not None and asked is not None and asked <= known.since:
             return
         failures = known.failures + 1 if known is not None else 1
-        pause = min(MAX_SUSPECT_SECONDS, SUSPECT_SECONDS * 2 ** (failures - 1))
+        pause = doubled(SUSPECT_SECONDS, failures - 1, MAX_SUSPECT_SECONDS)
         self._suspicions[peer] = _Suspicion(now, now + pause, failures)
         self._serving.clear()
 

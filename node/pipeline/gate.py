@@ -23,6 +23,7 @@ from enum import Enum
 from node.model.memory_model import QUEUE_BATCHES
 from protocol.errors import NolocoError, Refused, TransportDown
 from protocol.ground import PeerId
+from protocol.peer_limits import Bounded
 
 SPARE = 3  # times what hides the shortest answer: links stall, and peers that others use too take longer
 MEASURED = 16
@@ -37,7 +38,7 @@ class Sender:
 
 
 OWN = Sender(PeerId(""), None)  # of those that this node has drawn
-MOST_SERVED = 1_024  # senders of which the last turn is remembered
+MOST_SERVED = 1_024  # senders and groups of which the last turn is remembered
 
 
 class Decision(Enum):
@@ -63,7 +64,9 @@ class MicrobatchAdmission:
         self._ahead: dict[str, None] = {}  # ordered
         self._queue: dict[str, Sender] = {}  # ordered
         self._turn = 0
-        self._served: dict[PeerId | tuple[Hashable], int] = {}  # the last turns of peers and groups
+        self._served = Bounded[PeerId | tuple[Hashable], int](
+            MOST_SERVED
+        )  # the last turns of peers and groups
 
     @property
     def waiting(self) -> int:
@@ -134,8 +137,6 @@ class MicrobatchAdmission:
         return out
 
     def _note_turn(self, sender: Sender) -> None:
-        if len(self._served) > MOST_SERVED:
-            self._served.clear()
         self._turn += 1
         self._served[sender.peer] = self._served[sender.group,] = self._turn
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -46,7 +45,7 @@ class LateAnswers:
         self._elapsed = context.view.elapsed
         self._conduct = conduct
         self._tasks = context.supervisor.group()
-        self._under_way = OrderedDict[Asking, Late]()
+        self._under_way = dict[Asking, Late]()
 
     @window
     def __repr__(self) -> str:

@@ -11,6 +11,7 @@ from node.data.prefetch import Feed, FeedReport
 from node.pipeline.gradient_screen import CONTENT
 from node.pipeline.pipeline import Pipeline
 from protocol.errors import Refused
+from protocol.peer_limits import doubled
 from protocol.supervision import cancelled
 
 FIRST_PAUSE = 0.1  # seconds before another one is drawn, doubling while nothing gets through
@@ -126,7 +127,7 @@ class DropBackoff:
         """Note another dropped one; returns the seconds to wait before the next is drawn."""
         self._untold += 1
         self._in_a_row += 1
-        return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._in_a_row - 1, 10))
+        return doubled(FIRST_PAUSE, self._in_a_row - 1, LONGEST_PAUSE)
 
     def reset(self) -> None:
         self._in_a_row = 0

@@ -31,7 +31,7 @@ from protocol.addresses import is_address
 from protocol.errors import LaterVersion, ManifestError, StateError, TokenError
 from protocol.identity import Identity
 from protocol.keeping import Lock, advice_for, own, replace_whole, small_json
-from protocol.messages.peers import MAX_TOKENIZER_BYTES
+from protocol.messages.peers import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_HASHES_BYTES
 from protocol.signed_manifest import SignedManifest
 from protocol.tokens import Token
 from protocol.windows import window
@@ -40,6 +40,7 @@ from protocol.windows import window
 WRITTEN = {
     "token",
     "tokenizer.json",
+    "tokenizer.hashes",
     "node.json",
     "peers.json",
     "given.json",
@@ -144,13 +145,24 @@ class StateDirectory:
 
     def tokenizer(self) -> bytes | None:
         """The run's tokenizer.json as it was kept, unchecked; None when there is none, or it is no such file."""
-        path = self.path / "tokenizer.json"
-        if not path.exists() or path.stat().st_size > MAX_TOKENIZER_BYTES:
+        return self._small("tokenizer.json", MAX_TOKENIZER_BYTES)
+
+    def tokenizer_hashes(self) -> bytes:
+        """The sealed hashes of its pieces as they were kept, unchecked; empty when there are none."""
+        return self._small("tokenizer.hashes", MAX_TOKENIZER_HASHES_BYTES) or b""
+
+    def save_tokenizer(self, raw: bytes, hashes: bytes = b"") -> None:
+        """Keep the tokenizer.json and, if there are any, the sealed hashes of its pieces."""
+        self._replace(self.path / "tokenizer.json", raw)
+        if hashes:
+            self._replace(self.path / "tokenizer.hashes", hashes)
+
+    def _small(self, name: str, most: int) -> bytes | None:
+        """The contents of a file; None when there is none, or it has more than `most` bytes."""
+        path = self.path / name
+        if not path.exists() or path.stat().st_size > most:
             return None
         return self._read(path)
-
-    def save_tokenizer(self, raw: bytes) -> None:
-        self._replace(self.path / "tokenizer.json", raw)
 
     # --- where it was and whom it knew --------------------------------------------------------
 

@@ -35,6 +35,8 @@ Sealed = Annotated[bytes, Field(max_length=MAX_REVOCATIONS_BYTES)]
 MAX_PROBE_BYTES = 256 * 1024  # a tenth of a second at 20 Mbit/s
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
 TOKENIZER_PIECE_BYTES = 128 * 1024
+SIGNATURE_BYTES, HASH_BYTES = 64, 32  # of Ed25519, and of SHA-256
+MAX_TOKENIZER_HASHES_BYTES = SIGNATURE_BYTES + HASH_BYTES * (MAX_TOKENIZER_BYTES // TOKENIZER_PIECE_BYTES)
 MOST_POSITIONS = 1_024  # of a sample: a part of a piece that is wrong everywhere hides from none of them
 MOST_SHARED = 32  # records in one answer, of some 1 kB each
 MOST_STAGES_ASKED = 256
@@ -465,3 +467,19 @@ class GetTokenizer(Asks[TokenizerPiece], kind="get-tokenizer", traffic=Traffic.S
     """
 
     offset: Annotated[int, Field(ge=0, lt=MAX_TOKENIZER_BYTES)]
+
+
+class TokenizerHashes(Message, kind="tokenizer-hashes"):
+    """The hashes of the tokenizer's pieces under the run's signature, see `protocol.piece_hashes`."""
+
+    sealed: Annotated[bytes, Field(min_length=SIGNATURE_BYTES, max_length=MAX_TOKENIZER_HASHES_BYTES)]
+
+
+class GetTokenizerHashes(
+    Asks[TokenizerHashes], kind="get-tokenizer-hashes", traffic=Traffic.CONTROL, asker=Asker.ANYBODY
+):
+    """Asks for the hashes of the pieces of the run's tokenizer.json. May be repeated.
+
+    Refusals: "no-hashes" (not here; of a run that was founded before there were any, nowhere), "unknown-request" (an
+    earlier version).
+    """

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from protocol.addresses import Whereabouts, check_address, dialable, peer_id_in
 from protocol.errors import UserError
 from protocol.ground import PeerId
-from protocol.peer_limits import Allowance, PeerTable
+from protocol.peer_limits import Allowance, PeerTable, doubled
 from protocol.windows import counted, window
 
 logger = logging.getLogger(__name__)
@@ -72,8 +72,8 @@ class Dials:
         """Note that the peer cannot be reached. Several attempts at once count as one."""
         failures, until = self._failures.get(peer, (0, now))
         if now >= until:
-            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**failures)
-            self._failures[peer] = min(failures + 1, 16), now + pause
+            pause = doubled(FIRST_PAUSE, failures, LONGEST_PAUSE)
+            self._failures[peer] = failures + 1, now + pause
 
     def succeeded(self, peer: PeerId) -> None:
         self._failures.pop(peer, None)

@@ -25,7 +25,7 @@ from protocol.admission import Admission
 from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, TransportDown
 from protocol.ground import PeerId, Record
 from protocol.identity import Identity
-from protocol.peer_limits import PeerTable
+from protocol.peer_limits import PeerTable, doubled
 from protocol.records import expiry, is_in_reach, key_digest, open_record, seal_record
 from protocol.supervision import Supervisor, Work
 from protocol.transport.base import COPIES, Handler, Stream, Transport
@@ -311,7 +311,7 @@ class Libp2pTransport(Transport):
             try:
                 return await self._new_session()
             except NolocoError as error:
-                pause = min(_LONGEST_PAUSE, 0.5 * 2**attempt)
+                pause = doubled(0.5, attempt, _LONGEST_PAUSE)
                 logger.warning("p2pd cannot be started (%s). Next attempt in %g s.", error, pause)
                 await asyncio.sleep(pause)
         raise AssertionError("unreachable")

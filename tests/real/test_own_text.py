@@ -25,6 +25,8 @@ def test_a_run_on_json_lines_with_a_bpe_goes_on_after_a_stop_and_is_evaluated(tm
     first = NodeDaemon(tmp_path / "first", *join, "--stage", "0", *data)
     first.wait_for_step(5)
     assert (tmp_path / "first" / "tokenizer.json").read_bytes() == bpe()
+    signed = (tmp_path / "run" / "tokenizer.hashes").read_bytes()
+    assert (tmp_path / "first" / "tokenizer.hashes").read_bytes() == signed, "it came by its pieces"
     assert first.leave() == 0, first.output
     done = first.step
 

@@ -98,6 +98,7 @@ def test_what_anybody_may_ask_is_written_down() -> None:
         "get-state-sample",
         "get-history",
         "get-tokenizer",
+        "get-tokenizer-hashes",
         "evaluate",
         "predict",
         "probe",

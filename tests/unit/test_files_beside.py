@@ -93,7 +93,7 @@ def test_a_file_that_grows_goes_on_or_begins_again(tmp_path: Path) -> None:
 # --- names that a user may have given to other files ----------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "token", "node.json", "events.jsonl"])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.hashes", "token", "node.json", "events.jsonl"])
 def test_a_state_directory_with_a_file_of_the_users_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"mine")
     (tmp_path / "notes.txt").write_bytes(b"mine")

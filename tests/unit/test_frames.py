@@ -35,6 +35,7 @@ from protocol.messages.peers import (
     GetStateSample,
     GetStats,
     GetTokenizer,
+    GetTokenizerHashes,
     Hello,
     History,
     HistoryPoint,
@@ -55,6 +56,7 @@ from protocol.messages.peers import (
     StateIndex,
     StatePiece,
     StateSample,
+    TokenizerHashes,
     TokenizerPiece,
     TryWords,
     Welcome,
@@ -150,6 +152,8 @@ EXAMPLES: list[Message] = [
     WordsTried(message=b"B" + bytes(range(32))),
     ProveWords(proof=bytes(range(32))),
     Invited(sealed=b"a token"),
+    GetTokenizerHashes(),
+    TokenizerHashes(sealed=bytes(64 + 32)),
 ]
 
 

@@ -55,7 +55,13 @@ def private_run() -> Manifest:
 def take_up(directory: Path) -> object:
     """What the run's owner starts again; the same whenever nothing is damaged."""
     founded = found(directory, None)
-    return founded.signed.run_id, founded.peer_id, founded.tokenizer, len(founded.credential) > 0
+    return (
+        founded.signed.run_id,
+        founded.peer_id,
+        founded.tokenizer,
+        founded.hashes,
+        len(founded.credential) > 0,
+    )
 
 
 def state_of(directory: Path) -> StateDirectory:
@@ -139,6 +145,7 @@ KEPT = [
     Kept(SEED_KEY, run_directory, take_up),
     Kept(MANIFEST, run_directory, take_up),
     Kept("tokenizer.json", run_directory, take_up),
+    Kept("tokenizer.hashes", run_directory, take_up, is_made_again=True),
     Kept(SEED_CREDENTIAL, run_directory, take_up, is_made_again=True),
     Kept(REVOKED, run_directory, take_up),
     Kept("friend.delegate", delegate_file, lambda d: Issuer.delegate(d / "friend.delegate").key.public_key),

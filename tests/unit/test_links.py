@@ -24,7 +24,7 @@ from node.links.links import (
     median_round_trip,
     pause_after,
 )
-from node.links.probing import MOST_PROBERS, MOST_PROBES, WINDOW_SECONDS, ProbeAllowance
+from node.links.probing import MOST_BYTES, MOST_PROBES, WINDOW_SECONDS, ProbeAllowance
 from protocol.announcement import (
     AT_LEAST,
     MOST_PUBLISHED,
@@ -366,15 +366,28 @@ def test_malformed_links_in_an_answer_are_refused(links: Any) -> None:
 # --- how often others may ask -------------------------------------------------------------------
 
 
-def test_a_window_holds_a_visit_and_no_more() -> None:
+def test_there_is_enough_for_a_visit_at_once_and_for_one_a_window_after_it() -> None:
     allowance = ProbeAllowance()
     assert all(allowance.allows(peer(0), 0, 0.0) for _ in range(MOST_PROBES))
-    assert not allowance.allows(peer(0), 0, WINDOW_SECONDS - 0.1)
+    assert not allowance.allows(peer(0), 0, 0.9 * WINDOW_SECONDS / MOST_PROBES)
     assert allowance.allows(peer(1), MAX_PROBE_BYTES, 0.0)
     assert allowance.allows(peer(1), MAX_PROBE_BYTES, 0.0)
     assert not allowance.allows(peer(1), 4, 0.0)
     assert not allowance.allows(peer(2), MAX_PROBE_BYTES + 4, 0.0)
     assert allowance.allows(peer(0), MAX_PROBE_BYTES, WINDOW_SECONDS)
+
+
+@pytest.mark.parametrize("pause", [0.01, 0.3, 2.0])
+def test_a_prober_without_end_gets_a_visit_a_window(pause: float) -> None:
+    allowance, windows = ProbeAllowance(), 10
+    answered = [
+        nbytes
+        for number in range(int(windows * WINDOW_SECONDS / pause))
+        for nbytes in (0, MAX_PROBE_BYTES)
+        if allowance.allows(peer(0), nbytes, number * pause)
+    ]
+    assert len(answered) <= (windows + 1) * MOST_PROBES
+    assert sum(answered) <= (windows + 1) * MOST_BYTES
 
 
 def test_an_honest_prober_is_never_refused() -> None:
@@ -385,10 +398,3 @@ def test_an_honest_prober_is_never_refused() -> None:
         assert allowance.allows(peer(0), FIRST_PROBE_BYTES, now + 0.2)
         assert allowance.allows(peer(0), MAX_PROBE_BYTES, now + 0.5)
         now += LEAST_PAUSE
-
-
-def test_probers_are_forgotten_in_time() -> None:
-    allowance = ProbeAllowance()
-    for number in range(3 * MOST_PROBERS):
-        allowance.allows(peer(number), 0, 0.0)
-    assert repr(allowance) == f"<ProbeAllowance [Probers: {MOST_PROBERS} of {MOST_PROBERS} remembered]>"

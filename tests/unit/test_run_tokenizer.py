@@ -15,8 +15,11 @@ from bootstrap.found_cli import app
 from node.data.tokenizer import identity_of
 from node.membership.data_source import RunTokenizer
 from protocol.errors import TokenizerError
+from protocol.identity import Identity
 from protocol.manifest import BYTES, load_preset
 from protocol.messages.peers import TokenizerPiece
+from protocol.piece_hashes import PieceHashes
+from protocol.signed_manifest import SignedManifest
 from tests.swarm.micro import micro_manifest
 from tests.unit.tokenizer_kinds import Kind
 from tests.unit.tokenizers_made_here import bpe
@@ -50,6 +53,21 @@ def test_the_founder_keeps_the_file_and_takes_it_up_again(tmp_path: Path) -> Non
     assert found(tmp_path, None).tokenizer == bpe()
     assert found(tmp_path, None).signed.manifest == manifest
     assert found(tmp_path / "bytes", FITTING).tokenizer is None
+
+
+def test_the_founder_signs_the_pieces_beside_the_manifest_which_stays_as_it_was(tmp_path: Path) -> None:
+    manifest = with_tokenizer(FITTING, bpe())
+    founded = found(tmp_path, manifest, bpe())
+    assert founded.signed.manifest.model_dump() == manifest.model_dump(), "earlier versions read it"
+    hashes = PieceHashes.read(founded.hashes, manifest.data.tokenizer, founded.signed.public_key)
+    assert hashes.require(0, bpe()) == bpe()
+    (tmp_path / "run.key").rename(tmp_path / "elsewhere")
+    assert found(tmp_path, None).hashes == founded.hashes, "kept beside the manifest"
+    (tmp_path / "tokenizer.hashes").unlink()
+    assert found(tmp_path, None).hashes == b"", "as in a run founded before, whose key is elsewhere"
+    (tmp_path / "elsewhere").rename(tmp_path / "run.key")
+    assert found(tmp_path, None).hashes == founded.hashes, "as in a run founded before, whose key is here"
+    assert found(tmp_path / "bytes", FITTING).hashes == b""
 
 
 def test_founders_mistakes_say_what_to_do(tmp_path: Path) -> None:
@@ -94,7 +112,8 @@ def test_what_a_tokenizer_loses_is_told_when_a_run_is_founded(caplog: pytest.Log
 
 async def test_a_node_takes_the_file_that_is_named_and_asks_nobody(tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_bytes(bpe())
-    manifest, nobody = with_tokenizer(FITTING, bpe()), cast("Any", None)
+    manifest = SignedManifest.sign(with_tokenizer(FITTING, bpe()), Identity.from_seed("owner"))
+    nobody = cast("Any", None)
     tokenizer = RunTokenizer(manifest, nobody, nobody, own=str(tmp_path / "mine.json"))
     await tokenizer.get()
     assert tokenizer.raw == bpe()
