@@ -296,11 +296,11 @@ class Pretrained:
         """The path, unless what is there stands for a file that is yet to be fetched."""
         try:
             with path.open("rb") as file:
-                told = pointer_in(file.read(POINTER_BYTES))
+                told = pointer_in(file.read(POINTER_BYTES), path)
         except OSError:
             told = ""  # whoever reads it says what is wrong
         if told:
-            raise CheckpointError(f"{path.name} of {self.source} is yet to be fetched: {told}.")
+            raise CheckpointError(f"{path.name} of {self.source} is yet to be fetched: {told}")
         return path
 
     def _json(self, path: Path, most: int) -> dict[str, object]:
