@@ -16,7 +16,7 @@ from bootstrap.creating.probing import probe
 from bootstrap.creating.visit_token import run_key
 from bootstrap.display import write_whole, writing
 from bootstrap.export.byte_tokenizer import is_byte_tokenizer
-from bootstrap.export.carried import NAMES, packed
+from bootstrap.export.carried import BESIDE, NAMES, packed
 from bootstrap.export.ends import end_of_text_of
 from bootstrap.export.model_config import FAMILIES, model_in
 from node.data.tokenizer import FileTokenizer, end_of_text_in, identity_of, load_tokenizer, require_fit
@@ -79,8 +79,7 @@ class RunOptions:
         if self.from_checkpoint is not None:
             source = Pretrained(self.from_checkpoint)
             manifest = with_digests(source, fitted(source, manifest))
-            if not self.tokenizer:  # another one does not know the template's tokens
-                manifest = with_small_files(source, manifest)
+            manifest = with_small_files(source, manifest, has_tokenizer=not self.tokenizer)
         return manifest, raw
 
     def _end_said(self, raw: bytes) -> str:
@@ -196,18 +195,30 @@ def with_digests(source: Pretrained, manifest: Manifest) -> Manifest:
     return manifest.model_copy(update={"start": manifest.start.model_copy(update={"digests": digests})})
 
 
-def with_small_files(source: Pretrained, manifest: Manifest) -> Manifest:
+def with_small_files(source: Pretrained, manifest: Manifest, *, has_tokenizer: bool = True) -> Manifest:
     """The manifest with the checkpoint's chat template and settings, which exports have again.
 
-    Those for which it has no room are left out with a warning. Raises `CheckpointError`.
+    With another tokenizer than the checkpoint's, which does not know their tokens, it has their names alone. Those
+    for which it has no room are left out with a warning. Raises `CheckpointError`.
     """
     assert manifest.start is not None
-    files, left_out = packed({name: raw for name in NAMES if (raw := source.raw(name))})
+    found = {name: raw for name in NAMES if (raw := source.raw(name))}
+    beside = sorted(name for name in source.names() if BESIDE.fullmatch(name))
+    if not has_tokenizer:
+        text, _ = packed({}, [*found, *beside])
+        return manifest.model_copy(update={"start": manifest.start.model_copy(update={"files": text})})
+    files, left_out = packed(found, beside)
     if left_out:
         logger.warning(
             "The manifest has no room for %s of %s: exports will have their own. Copy them from there.",
             ", ".join(left_out),
             source.source,
+        )
+    if beside:
+        logger.warning(
+            "Files of %s that exports will not have, and that their model cards name: %s.",
+            source.source,
+            ", ".join(beside),
         )
     start = manifest.start.model_copy(update={"chat_template": chat_template_of(source), "files": files})
     return manifest.model_copy(update={"start": start})

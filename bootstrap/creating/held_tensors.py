@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from bootstrap.export.checkpoint import HEAD, weights_of
+from node.machine.kinds import Kind
 from node.model.checkpoint_kinds import CONFIG
 from node.model.pretrained import Pretrained
 from protocol.errors import CheckpointError
@@ -28,22 +29,48 @@ BESIDE = re.compile(
 )
 # what the files are where their tensors have such names, and what helps
 CAUSES = (
-    (r".*(\.lora_|\.base_layer\.|\.modules_to_save\.).*|base_model\..*",
-     "They are of an adapter that is not merged: merge_and_unload() of peft, then save_pretrained."),
-    (r"_orig_mod\..*", "They are of a compiled model: save model._orig_mod with save_pretrained."),
-    (r"module\..*|.*_fsdp_wrapped_module.*|.*_checkpoint_wrapped_module.*",
-     "They are of a model in a wrapper for training: save the model inside it with save_pretrained."),
-    (r".*(qweight|qzeros|scales?|g_idx|_scale_inv|\.SCB|absmax|quant_map|quant_state.*|weight_packed|weight_shape"
-     r"|zero_point|mlp.*\.biases|_proj\.biases)",
-     "They are of quantized weights, which cannot be trained: use the model that it was made from."),
-    (r".*\.(experts|router|block_sparse_moe|mlp\.gate\.|shared_expert).*",
-     "They are of a mixture of experts, which cannot be trained here."),
-    (r".*\.[qk]_norm\..*", 'They are norms of queries and keys, as model_type "qwen3" has them: correct it there.'),
-    (r"(layers|embed_tokens|norm)\..*",
-     "They are of a model without its head: save the whole one, as AutoModelForCausalLM loads it."),
-    (r".*language_model\..*",
-     "They are of a model within another one: save the language model alone with save_pretrained."),
-)  # fmt: skip
+    Kind(
+        "of an adapter that is not merged",
+        r".*(\.lora_|\.base_layer\.|\.modules_to_save\.).*|base_model\..*",
+        "merge_and_unload() of peft, then save_pretrained",
+    ),
+    Kind(
+        "of a compiled model",
+        r"_orig_mod\..*",
+        "save model._orig_mod with save_pretrained",
+    ),
+    Kind(
+        "of a model in a wrapper for training",
+        r"module\..*|.*_fsdp_wrapped_module.*|.*_checkpoint_wrapped_module.*",
+        "save the model inside it with save_pretrained",
+    ),
+    Kind(
+        "of quantized weights, which cannot be trained",
+        r".*(qweight|qzeros|scales?|g_idx|_scale_inv|\.SCB|absmax|quant_map|quant_state.*|weight_packed|weight_shape"
+        r"|zero_point|mlp.*\.biases|_proj\.biases)",
+        "use the model that it was made from",
+    ),
+    Kind(
+        "of a mixture of experts, which cannot be trained here",
+        r".*\.(experts|router|block_sparse_moe|mlp\.gate\.|shared_expert).*",
+        "use another checkpoint",
+    ),
+    Kind(
+        "norms of queries and keys",
+        r".*\.[qk]_norm\..*",
+        'model_type "qwen3" has them, correct it there',
+    ),
+    Kind(
+        "of a model without its head",
+        r"(layers|embed_tokens|norm)\..*",
+        "save the whole one, as AutoModelForCausalLM loads it",
+    ),
+    Kind(
+        "of a model within another one",
+        r".*language_model\..*",
+        "save the language model alone with save_pretrained",
+    ),
+)
 
 
 def fitted(source: Pretrained, manifest: Manifest) -> Manifest:
@@ -106,9 +133,9 @@ def _listed(names: Sequence[str]) -> str:
 
 def _cause(name: str, model: Model) -> str:
     """A sentence on what the tensor of that name is, and what helps."""
-    for names, told in CAUSES:
-        if re.fullmatch(names, name):
-            return told
+    for kind in CAUSES:
+        if re.fullmatch(kind.pattern, name):
+            return f"They are {kind.what}: {kind.help}."
     setting = "mlp_bias" if ".mlp." in name else "attention_bias"
     if name.endswith("_proj.bias"):
         if model.family == "llama" or (setting == "attention_bias" and model.family in ATTENTION_BIAS):

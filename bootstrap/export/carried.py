@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,32 +43,62 @@ NAMES = (
 MOST_UNPACKED = (
     2**22
 )  # bytes; Mistral's tokenizer_config.json has 2**17, of which 1 in 30 are left when packed
+# of a checkpoint, what else says something of its model or tokenizer: exports have none of it, and name it
+BESIDE = re.compile(
+    r"additional_chat_templates/[^/]+\.jinja|chat_template\.json|(pre)?processor_config\.json|tokenizer\.model.*"
+    r"|spiece\.model|sentencepiece\.bpe\.model|tekken\.json|vocab\.(json|txt)|merges\.txt|[^/]+\.py"
+)
+_LEFT_OUT = "left-out"  # in place of a file's name: the names of those that are not carried
+_NAME = re.compile(r"[\w./-]{1,100}")
+_MOST_NAMED = 20
 Settings = dict[str, Any]
 
 
-def packed(files: Mapping[str, bytes]) -> tuple[str, list[str]]:
-    """The files as a manifest carries them, and the names of those for which it has no room."""
+def packed(files: Mapping[str, bytes], beside: Sequence[str] = ()) -> tuple[str, list[str]]:
+    """The files as a manifest carries them, and the names of those for which it has no room.
+
+    The manifest also has these names, and those of the files `beside` them, for model cards.
+    """
     taken: dict[str, bytes] = {}
-    text, left_out = "", []
+    left_out: list[str] = []
     for name in files:
-        more = taken | {name: files[name]}
-        written = base64.b64encode(zlib.compress(msgpack.packb(more), 9)).decode()
-        if len(written) > MOST_FILES_BYTES or sum(map(len, more.values())) > MOST_UNPACKED:
-            left_out.append(name)
+        if _has_room(taken | {name: files[name]}, [*files, *beside]):
+            taken[name] = files[name]
         else:
-            taken, text = more, written
-    return text, left_out
+            left_out.append(name)
+    named = [*left_out, *beside]
+    return (_written(taken, named) if taken or named else ""), left_out
+
+
+def _has_room(files: Mapping[str, bytes], names: Sequence[str]) -> bool:
+    return len(_written(files, names)) <= MOST_FILES_BYTES and sum(map(len, files.values())) <= MOST_UNPACKED
+
+
+def _written(files: Mapping[str, bytes], names: Sequence[str]) -> str:
+    known = [name for name in names if _NAME.fullmatch(name)][:_MOST_NAMED]
+    contents = {**files, _LEFT_OUT: "\n".join(known).encode()} if known else files
+    return base64.b64encode(zlib.compress(msgpack.packb(contents), 9)).decode()
 
 
 def unpacked(text: str) -> dict[str, bytes]:
     """The files that a manifest carries, which comes from others; none where it cannot be read."""
+    return {name: raw for name, raw in _contents(text).items() if name in NAMES}
+
+
+def left_out_of(text: str) -> list[str]:
+    """The names of the checkpoint's files that a manifest has not, by what it carries."""
+    names = _contents(text).get(_LEFT_OUT, b"").decode(errors="replace").splitlines()
+    return [name for name in names if _NAME.fullmatch(name)][:_MOST_NAMED]
+
+
+def _contents(text: str) -> dict[str, bytes]:
     try:
         beginning = zlib.decompressobj().decompress(base64.b64decode(text), MOST_UNPACKED + 2**16)
         files = msgpack.unpackb(beginning)
     except (ValueError, zlib.error, msgpack.UnpackException):
         return {}
     found = files.items() if isinstance(files, dict) else ()
-    return {name: raw for name, raw in found if name in NAMES and isinstance(raw, bytes)}
+    return {name: raw for name, raw in found if isinstance(name, str) and isinstance(raw, bytes)}
 
 
 @dataclass(frozen=True)
@@ -76,21 +107,25 @@ class Carried:
 
     files: Mapping[str, bytes]
     changes: Mapping[str, str]  # by name
+    left_out: Sequence[str] = ()  # of the checkpoint's files, those that the export has not
 
     def as_markdown(self, checkpoint: str) -> str:
         """A section of the model card; empty where there are none."""
-        if not self.files:
+        if not self.files and not self.left_out:
             return ""
         same = ", ".join(name for name in self.files if name not in self.changes)
         lines = [f"- as they are in `{checkpoint}`, byte for byte: {same}"] if same else []
         lines += [f"- {name} but for {change}" for name, change in self.changes.items()]
+        if self.left_out:
+            lines.append(f"- only in `{checkpoint}`, not carried here: {', '.join(self.left_out)}")
         listed = "\n".join(lines)
         return f"## Files of the checkpoint that the run started from\n\n{listed}\n\n"
 
 
 def carried(manifest: Manifest, raw: bytes | None, tokenizer: ModelTokenizer, dtype: str) -> Carried:
     """The checkpoint's files for an export of this `dtype`; `raw` is the run's tokenizer.json, if it has one."""
-    files = unpacked(manifest.start.files) if manifest.start is not None else {}
+    text = manifest.start.files if manifest.start is not None else ""
+    files, left_out = unpacked(text), left_out_of(text)
     changes: dict[str, str] = {}
     parsed = {name: _settings(files[name]) for name in files if name.endswith(".json")}
     if files and raw is not None:
@@ -103,12 +138,18 @@ def carried(manifest: Manifest, raw: bytes | None, tokenizer: ModelTokenizer, dt
     if other := [name for name in ("dtype", "torch_dtype") if config.get(name, dtype) != dtype]:
         config |= dict.fromkeys(other, dtype)
         changes[CONFIG] = " and ".join([*filter(None, [changes.get(CONFIG)]), "the type of the numbers"])
+    if CONFIG in files and not _describes(
+        config, manifest
+    ):  # its own words are kept: the ids that begin and pad
+        config["tie_word_embeddings"] = manifest.model.tied_embeddings  # what a founding may correct
+        changes[CONFIG] = " and ".join([*filter(None, [changes.get(CONFIG)]), "tie_word_embeddings"])
     if CONFIG in files and not _describes(config, manifest):
         del files[CONFIG]  # it is written anew
         changes.pop(CONFIG, None)
+        left_out.append(CONFIG)
     for name in changes:
         files[name] = (json.dumps(parsed[name], indent=2, ensure_ascii=False) + "\n").encode(errors="replace")
-    return Carried(files, changes)
+    return Carried(files, changes, left_out)
 
 
 def _settings(raw: bytes) -> Settings:

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from bootstrap.export.fetching import Source
@@ -38,6 +41,12 @@ class Weight:
     place: Slice
 
 
+class Flat(Protocol):
+    """The flat weights of a stage, of which a part at a time is taken."""
+
+    def __getitem__(self, span: slice) -> NDArray[np.float32]: ...
+
+
 def weights_of(manifest: Manifest) -> dict[str, Weight]:
     """Every parameter of the whole model under its name in a checkpoint, in the order of the stages.
 
@@ -53,11 +62,11 @@ def weights_of(manifest: Manifest) -> dict[str, Weight]:
 
 
 def write_shards(
-    manifest: Manifest, stages: list[NDArray[np.float32]], directory: Path, dtype: torch.dtype, most: int
+    manifest: Manifest, stages: Sequence[Flat], directory: Path, dtype: torch.dtype, most: int
 ) -> Iterator[str]:
     """Write files of at most `most` bytes, or of one larger tensor, and yield the name of each when it is there.
 
-    `stages` are the flat weights of each, mapped from files: memory for one shard is taken. Raises `OSError`.
+    `stages` are the flat weights of each, read as they are needed: memory for one shard is taken. Raises `OSError`.
     """
     weights = weights_of(manifest)
     shapes = {
@@ -66,7 +75,7 @@ def write_shards(
     split = split_torch_state_dict_into_shards(shapes, filename_pattern=PATTERN, max_shard_size=most)
     for file, names in split.filename_to_tensors.items():
         tensors = {name: _tensor(weights[name], stages, dtype) for name in names}
-        save_file(tensors, directory / file, metadata={"format": "pt"})
+        _save(tensors, directory / file)
         (directory / file).chmod(
             0o666 & ~_umask()
         )  # as every other file: safetensors lets nobody else read it
@@ -77,13 +86,24 @@ def write_shards(
         yield INDEX
 
 
+def _save(tensors: dict[str, torch.Tensor], file: Path) -> None:
+    """Write a file of safetensors; its library has an error of its own for a full disk. Raises `OSError`."""
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        number = re.search(r"os error (\d{1,4})", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), file) from None
+
+
 def _umask() -> int:
     mask = os.umask(0)  # it can only be read by setting it
     os.umask(mask)
     return mask
 
 
-def _tensor(weight: Weight, stages: list[NDArray[np.float32]], dtype: torch.dtype) -> torch.Tensor:
+def _tensor(weight: Weight, stages: Sequence[Flat], dtype: torch.dtype) -> torch.Tensor:
     flat = stages[weight.stage][weight.place.start : weight.place.stop]
     return torch.from_numpy(np.array(flat)).view(weight.place.shape).to(dtype)
 

@@ -219,8 +219,7 @@ def _finish(
     """
     manifest, dtype = observer.manifest, _dtype(order)
     new = clear_new(order.directory)
-    weights, most = [file.weights() for file in files], shard_bytes(order.shard_size)
-    for name in write_shards(manifest, weights, new, dtype, most):
+    for name in write_shards(manifest, files, new, dtype, shard_bytes(order.shard_size)):
         tell(f"Wrote {name}.")
     describe(tokenizer, new, str(dtype).removeprefix("torch."), facts)
     write_sums(new)

@@ -24,7 +24,7 @@ from bootstrap.inspect.observer import Observer
 from node.model.replica import PIECE_PARAMETERS
 from node.state.transfer import INDEX_DEADLINE, PIECES_IN_FLIGHT, fetch_slow_piece
 from node.state.witnesses import MOST_WITNESSES, DonatedPiece, Unlike, compared
-from protocol.errors import JoinError, NolocoError
+from protocol.errors import JoinError, NolocoError, StateError
 from protocol.ground import PeerId
 from protocol.messages.peers import GetStateIndex
 from protocol.supervision import all_of
@@ -258,9 +258,21 @@ class StageFile:
     def missing(self) -> list[int]:
         return [piece for piece in range(self.pieces) if piece not in self.present]
 
-    def weights(self) -> NDArray[np.float32]:
-        """The whole file, [parameters], memory-mapped."""
-        return np.memmap(self.path, np.float32, mode="c", shape=(self.source.parameters,))
+    def __getitem__(self, span: slice) -> NDArray[np.float32]:
+        """The weights from `span.start` to `span.stop`. Raises `OSError`, and `StateError` where the file was cut.
+
+        They are read, never mapped: a file that is cut while it is mapped ends the process.
+        """
+        count = span.stop - span.start
+        with self.path.open("rb") as file:
+            file.seek(4 * span.start)
+            found = np.fromfile(file, np.float32, count)
+        if len(found) < count:
+            raise StateError(
+                f"{self.path} was cut while the checkpoint was written. Check the disk, and start again with the "
+                "same --out: what is missing is fetched again."
+            )
+        return found
 
 
 def earlier_donors(directory: Path, run_id: str, stage: int) -> Sequence[Sequence[str | int]]:

@@ -25,6 +25,7 @@ WRITTEN = re.compile(
     r"|added_tokens\.json|chat_template\.jinja|README\.md|noloco\.json|SHA256SUMS"
     r"|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
 )
+BEING_WRITTEN = re.compile(r"SHA256SUMS\.new|\.tmp\w{6}")  # the second by safetensors, which may be killed
 FETCHED = re.compile(r"stage-\d{4,}\.(f32|jsonl)|writable")
 # what transformers would take for a part of the model, or a person for its weights
 PART_OF_A_MODEL = re.compile(r".*\.(safetensors|bin|pt|pth|gguf|index\.json)|.*token.*\.(json|txt|model)")
@@ -142,9 +143,9 @@ def _strange_in(partial: Path) -> Iterator[str]:
         return
     for path in sorted(partial.iterdir()):
         if path.name == "new" and path.is_dir() and not path.is_symlink():
-            allowed = (WRITTEN, re.compile(re.escape(f"{SUMS}.new")))
             for inner in sorted(path.iterdir()):
-                if not (_is_plain(inner) and any(names.fullmatch(inner.name) for names in allowed)):
+                is_ours = WRITTEN.fullmatch(inner.name) or BEING_WRITTEN.fullmatch(inner.name)
+                if not (_is_plain(inner) and is_ours):
                     yield f"{PARTIAL}/new/{inner.name}"
         elif not (_is_plain(path) and FETCHED.fullmatch(path.name)):
             yield f"{PARTIAL}/{path.name}"

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import codecs
 import re
-from dataclasses import dataclass
-from pathlib import Path
 
-from node.machine.named import quoted
+from node.machine.kinds import Kind
+from node.machine.pointers import POINTERS
 
 _LOOKED_AT = 4_096  # bytes that are taken back from Latin-1
 _NUL = rb"(?=[^\0]*\0)"
@@ -25,27 +24,9 @@ _NUMBERS = "Name the texts that it was made of."
 _PANDOC = "Make text of it: pandoc -f {form} -t plain {{file}} -o {{text}}."
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of file. In the advice {file} stands for its path, {text} and {folder} for new ones beside it."""
-
-    name: str
-    beginning: bytes
-    advice: str
-
-
 KINDS = (
-    # what stands for a file
-    Kind(
-        "a Git LFS pointer",
-        rb"version https://(?:git-lfs|hawser)\.github\.com/spec/v",
-        "Get the file that it stands for: git -C {parent} lfs pull.",
-    ),
-    Kind(
-        "a git-annex pointer",
-        rb"/annex/objects/",
-        "Get the file that it stands for: git -C {parent} annex get {file}.",
-    ),
+    # what stands for a text
+    *POINTERS,
     Kind(
         "an encrypted file",
         rb"-----BEGIN (?:PGP MESSAGE|AGE ENCRYPTED)|age-encryption\.org/v|\$ANSIBLE_VAULT;|\0GITCRYPT\0|Salted__"
@@ -153,11 +134,11 @@ KINDS = (
     ),
 )
 _ANY = re.compile(
-    b"|".join(b"(?P<k%d>%s)" % (number, kind.beginning) for number, kind in enumerate(KINDS)), re.DOTALL
+    b"|".join(b"(?P<k%d>%s)" % (number, kind.pattern) for number, kind in enumerate(KINDS)), re.DOTALL
 )
 
 
-def kind_of(head: bytes) -> Kind | None:
+def kind_of(head: bytes) -> Kind[bytes] | None:
     """The kind of a file that begins so; also after its bytes were taken for Latin-1 and written as UTF-8."""
     found = _ANY.match(head)
     if found is None and not head[:_LOOKED_AT].isascii():
@@ -171,19 +152,3 @@ def _from_latin_1(head: bytes) -> bytes:
         return codecs.getincrementaldecoder("utf-8")().decode(head).encode("latin-1")
     except UnicodeError:
         return b""
-
-
-def advice_for(kind: Kind, path: Path) -> str:
-    """The advice with the paths of a file, as they are typed in a shell."""
-
-    def beside(name: str) -> str:
-        return quoted(path.with_name(name))
-
-    return kind.advice.format(
-        file=quoted(path),
-        parent=quoted(path.parent),
-        text=beside(f"{path.stem}-text.txt"),
-        csv=beside(f"{path.stem}-text.csv"),
-        folder=beside(f"{path.stem}-unpacked"),
-        plain=beside(path.stem if path.suffix else f"{path.name}-plain"),
-    )

@@ -7,7 +7,8 @@ import re
 import unicodedata
 from pathlib import Path
 
-from node.data.beginnings import advice_for, kind_of
+from node.data.beginnings import kind_of
+from node.machine.kinds import advice_for
 from node.machine.named import quoted
 from protocol.errors import DataError
 
@@ -40,10 +41,10 @@ def require_known(path: Path, head: bytes, start: bytes) -> None:
     if kind is None:
         return
     advice = advice_for(kind, path)
-    if kind.name != _TAR and (by := _decompressed_by(start)) is not None:
+    if kind.what != _TAR and (by := _decompressed_by(start)) is not None:
         plain = quoted(path.with_name(f"plain-{_without_ending(path, start)}"))
         advice = f"It is compressed, too; decompress it first: {by} {quoted(path)} > {plain}."
-    raise DataError(f"{path} is {kind.name}, not text. {advice}")
+    raise DataError(f"{path} is {kind.what}, not text. {advice}")
 
 
 def require_text(path: Path, head: bytes, start: bytes) -> None:

@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from node.data.beginnings import advice_for, kind_of
+from node.data.beginnings import kind_of
 from node.data.contents import ENDINGS
 from node.data.store import INDEX, MARK, TEXT
+from node.machine.kinds import advice_for
 from node.machine.named import quoted
 from protocol.errors import DataError
 
@@ -69,7 +70,7 @@ def nothing_in(directory: Path, files: Sequence[Path]) -> DataError:
     with example.open("rb") as file:
         kind = kind_of(file.read(_HEAD))
     if kind is not None:
-        return DataError(f"{said}That is {kind.name}. {advice_for(kind, example)}")
+        return DataError(f"{said}That is {kind.what}. {advice_for(kind, example)}")
     named = example if count == 1 else pattern_for(directory, files, example)
     return DataError(f"{said}Name the files in it, for instance --data {quoted(named)}.")
 

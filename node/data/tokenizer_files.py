@@ -41,8 +41,8 @@ def read_tokenizer(place: str) -> bytes:
                 "Check that it is a tokenizer.json."
             )
         raw = without_mark(path.read_bytes())
-        if told := pointer_in(raw[:POINTER_BYTES]):
-            raise TokenizerError(f"{path} is yet to be fetched: {told}.")
+        if told := pointer_in(raw[:POINTER_BYTES], path):
+            raise TokenizerError(f"{path} is yet to be fetched: {told}")
         json.loads(raw)
         return raw
     except (ValueError, RecursionError):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+
+from node.machine.kinds import Kind
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
@@ -14,15 +15,6 @@ _OF_ITS_SOURCE = "Use the checkpoint in safetensors that it was made from."
 _BY_TRANSFORMERS_4 = (
     "load it with transformers 4, from_pretrained(DIRECTORY, {}=True), and save_pretrained it."
 )
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One thing that people have for a checkpoint. `names` is a regular expression of the files that show it."""
-
-    what: str
-    names: str
-    help: str
 
 
 KINDS = (
@@ -113,12 +105,12 @@ KINDS = (
 )
 
 
-def kind_of(names: Collection[str]) -> tuple[Kind, str] | None:
+def kind_of(names: Collection[str]) -> tuple[Kind[str], str] | None:
     """The kind of what a folder with files of these names holds, and the name that shows it; None for none known."""
     if WHOLE in names or INDEX in names:
         names = [name for name in names if name != WHOLE and not SHARD.fullmatch(name)]
     for kind in KINDS:
-        found = sorted(name for name in names if re.fullmatch(kind.names, name, re.IGNORECASE))
+        found = sorted(name for name in names if re.fullmatch(kind.pattern, name, re.IGNORECASE))
         if found:
             return kind, found[0]
     return None

@@ -40,6 +40,7 @@ from node.model.stage import parameter_shapes
 from protocol.errors import CheckpointError
 from protocol.manifest import Manifest
 
+TEMPLATES = "additional_chat_templates"
 MAX_CONFIG_BYTES = 2**20
 MAX_INDEX_BYTES = 2**26  # a thousand layers have less
 MAX_TOKENIZER_CONFIG_BYTES = 2**24  # Gemma's, which lists six thousand tokens, has 2**20
@@ -227,7 +228,7 @@ class Pretrained:
 
     def _instead(self) -> CheckpointError | None:
         """The error for what a folder holds in place of a checkpoint; None where that is not known."""
-        names = self._names()
+        names = self.names()
         found = kind_of(names)
         if found is not None:
             kind, name = found
@@ -238,12 +239,18 @@ class Pretrained:
             )
         return None
 
-    def _names(self) -> list[str]:
-        """The names of what it has, those of folders with them; of the hub, where it cannot be asked, none."""
+    def names(self) -> list[str]:
+        """The names of what it has, those of folders with them; of the hub, where it cannot be asked, none.
+
+        Chat templates beside the first one have their folder in their names.
+        """
         try:
             if self._directory is not None:
                 there = [path.name for path in self._directory.iterdir()]
-                return [name for name in there if not name.startswith(".")] + self._unfinished()
+                templates = [
+                    f"{TEMPLATES}/{path.name}" for path in (self._directory / TEMPLATES).glob("*.jinja")
+                ]
+                return [name for name in there if not name.startswith(".")] + templates + self._unfinished()
             return [] if self._is_offline else HfApi().list_repo_files(self.source)
         except (HfHubHTTPError, HFValidationError, OSError):
             return []
@@ -296,11 +303,11 @@ class Pretrained:
         """The path, unless what is there stands for a file that is yet to be fetched."""
         try:
             with path.open("rb") as file:
-                told = pointer_in(file.read(POINTER_BYTES))
+                told = pointer_in(file.read(POINTER_BYTES), path)
         except OSError:
             told = ""  # whoever reads it says what is wrong
         if told:
-            raise CheckpointError(f"{path.name} of {self.source} is yet to be fetched: {told}.")
+            raise CheckpointError(f"{path.name} of {self.source} is yet to be fetched: {told}")
         return path
 
     def _json(self, path: Path, most: int) -> dict[str, object]:

@@ -9,12 +9,13 @@ from statistics import mean
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.journeys.chat_model import CHAT, saved_chat_model
+from tests.journeys.chat_model import CHAT
 from tests.patience import patience
 from tests.real.daemons import NodeDaemon, SeedDaemon, run_tool
 from tests.unit.corpora import as_jsonl, made_up
+from tests.unit.test_carried_files import chat_model, sums
 
-STEPS = 30
+STEPS, FEW_STEPS = 30, 6
 FOREVER = 20_000
 MANIFEST = """
 name = "from-a-checkpoint"
@@ -79,10 +80,15 @@ def assert_equal_tokenizers(one: Path, two: Path) -> None:
     assert ids[0] == ids[1]
 
 
+def of_no_weights(directory: Path) -> dict[str, str]:
+    """The hashes of the files of a checkpoint that say something of its model or tokenizer."""
+    return {name: sha for name, sha in sums(directory).items() if not name.startswith(("model", "SHA256"))}
+
+
 @pytest.mark.timeout(1_500)
 def test_found_from_a_checkpoint_train_export_and_found_from_the_export(tmp_path: Path) -> None:
     model, export = tmp_path / "model", tmp_path / "export"
-    saved_chat_model(model)
+    chat_model(model)
 
     first = Run(tmp_path / "first", model, STEPS)
     for node in first.nodes:
@@ -107,3 +113,23 @@ def test_found_from_a_checkpoint_train_export_and_found_from_the_export(tmp_path
     second.end(later)
     facts = json.loads((export / "noloco.json").read_text(encoding="utf-8"))
     assert facts["manifest"]["start"]["name"] == "model"
+
+
+@pytest.mark.timeout(1_500)
+def test_what_a_checkpoint_says_beside_its_weights_is_the_same_after_two_runs(tmp_path: Path) -> None:
+    folders = [chat_model(tmp_path / "model")]
+    said = of_no_weights(folders[0])
+    assert said.keys() == {
+        "config.json", "generation_config.json", "chat_template.jinja", "tokenizer.json", "tokenizer_config.json",
+        "special_tokens_map.json",
+    }  # fmt: skip
+    for name in ("first", "second"):
+        run = Run(tmp_path / name, folders[-1], FEW_STEPS)
+        for node in run.nodes:
+            node.wait_for_step(FEW_STEPS, MINUTES)
+        folders.append(tmp_path / f"{name}-export")
+        done = run_tool("export", "--out", str(folders[-1]), *run.join)
+        assert done.returncode == 0, done.stderr
+        run.end()
+        assert of_no_weights(folders[-1]) == said
+    assert len({sums(folder)["model.safetensors"] for folder in folders}) == len(folders)

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, processors
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bootstrap.creating.choosing import RunOptions
-from bootstrap.export.carried import MOST_UNPACKED, NAMES, packed, unpacked
+from bootstrap.export.carried import MOST_UNPACKED, NAMES, left_out_of, packed, unpacked
 from bootstrap.export.checkpoint import Facts
 from bootstrap.export.exporting import describe
 from bootstrap.export.folder import WRITTEN
@@ -121,15 +121,40 @@ def test_with_another_tokenizer_an_export_has_its_own_files(tmp_path: Path) -> N
         chat_model(tmp_path / "model"), tmp_path / "export", tokenizer=str(tmp_path / "other.json")
     )
     assert "own" not in json.loads((export / "config.json").read_text("utf-8"))
-    assert "Files of the checkpoint" not in card(export)
+    assert "- only in `model`, not carried here: config.json, generation_config.json, " in card(export)
+    assert "chat_template.jinja" in card(export)
+    assert not (export / "chat_template.jinja").exists()
 
 
-def test_a_config_json_of_another_model_than_the_runs_is_written_anew(tmp_path: Path) -> None:
+def test_a_config_json_that_the_founding_corrects_keeps_all_else_that_it_says(tmp_path: Path) -> None:
     saved_model(tmp_path / "model")
     config = tmp_path / "model" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": True}))
+    said = {"tie_word_embeddings": True, "bos_token_id": 7, "pad_token_id": 9, "own": "words"}
+    was = json.loads(config.read_text()) | said
+    config.write_text(json.dumps(was))
     export = exported(tmp_path / "model", tmp_path / "export")  # whose head differs: the run is not tied
-    assert json.loads((export / "config.json").read_text())["tie_word_embeddings"] is False
+    assert json.loads((export / "config.json").read_text()) == was | {"tie_word_embeddings": False}
+    assert "- config.json but for tie_word_embeddings" in card(export)
+
+
+BESIDE = (
+    "additional_chat_templates/rag.jinja", "additional_chat_templates/tool_use.jinja", "chat_template.json",
+    "merges.txt", "modeling_own.py", "preprocessor_config.json", "tokenizer.model", "vocab.json",
+)  # fmt: skip
+
+
+def test_what_no_export_carries_is_named_at_the_founding_and_in_the_card(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = chat_model(tmp_path / "model")
+    (model / "additional_chat_templates").mkdir()
+    for name in (*BESIDE, "README.md", "LICENSE", "training_args.bin"):
+        (model / name).write_text("{}")
+    export = exported(model, tmp_path / "export")
+    listed = ", ".join(BESIDE)
+    assert f"that exports will not have, and that their model cards name: {listed}." in caplog.text
+    assert f"- only in `model`, not carried here: {listed}\n" in card(export)
+    assert sums(export).keys() == sums(model).keys() - {*BESIDE, "LICENSE", "training_args.bin"}
 
 
 def test_what_a_manifest_has_no_room_for_is_left_out_with_a_line(
@@ -141,6 +166,7 @@ def test_what_a_manifest_has_no_room_for_is_left_out_with_a_line(
     (model / SETTINGS).write_text(json.dumps(settings), encoding="utf-8")
     export = exported(model, tmp_path / "export")
     assert f"The manifest has no room for {SETTINGS} of" in caplog.text
+    assert f"not carried here: {SETTINGS}\n" in card(export)
     assert {name for name in sums(model) if sums(model)[name] != sums(export).get(name)} == {SETTINGS}
 
 
@@ -181,10 +207,16 @@ def wrapped(contents: object) -> str:
         "", "AAAA", "x", wrapped([1]), wrapped(3), wrapped({"../evil": b"x"}), wrapped({SETTINGS: 3}),
         wrapped({1: b"x"}), wrapped({"config.json": bytes(MOST_UNPACKED * 4)}),
         base64.b64encode(zlib.compress(b"\xc1")).decode(), wrapped({"model.safetensors": b"x"}),
+        wrapped({"left-out": b"`<script>`\n" + b"x" * 200 + b"\n\xff"}), wrapped({"left-out": 3}),
     ],
 )  # fmt: skip
 def test_what_a_stranger_packed_leads_nowhere(text: str) -> None:
     assert unpacked(text) == {}
+    assert left_out_of(text) == []
+
+
+def test_a_stranger_names_so_many_files_and_no_more() -> None:
+    assert len(left_out_of(wrapped({"left-out": b"\n".join(b"%d.py" % n for n in range(10_000))}))) == 20
 
 
 def test_the_names_are_those_that_an_export_may_write() -> None:

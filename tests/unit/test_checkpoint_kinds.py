@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from bootstrap.found_cli import app
 from node.data.tokenizer_files import read_tokenizer
-from node.machine.pointers import POINTERS
 from node.model.checkpoint_kinds import KINDS, kind_of
 from node.model.pretrained import Pretrained
 from protocol.errors import CheckpointError, TokenizerError
@@ -126,7 +125,11 @@ def test_a_part_that_is_still_on_its_way_is_named(hub: str, tmp_path: Path) -> N
     assert "where a download was cut short" in refusal(model)
 
 
-@pytest.mark.parametrize("pointer", [*POINTERS], ids=["lfs", "xet", "annex"])
+@pytest.mark.parametrize(
+    "pointer",
+    [b"version https://git-lfs.github.com/spec/", b"# xet version ", b"/annex/objects/"],
+    ids=["lfs", "xet", "annex"],
+)
 @pytest.mark.parametrize(
     "name",
     ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"],
@@ -137,7 +140,9 @@ def test_a_file_that_is_yet_to_be_fetched_is_named(name: str, pointer: bytes, tm
     (model / "tokenizer.json").write_bytes(bpe())
     (model / name).write_bytes(pointer + b"v1\noid sha256:0\nsize 12345\n")
     told = refusal(model)
-    assert re.search(rf"{re.escape(name)}.* is a (Git LFS|Xet|git-annex) pointer.*: git ", told), told
+    assert re.search(
+        rf"{re.escape(name)}.* is a (Git LFS|Xet|git-annex) pointer.*: git -C \S+/model ", told
+    ), told
 
 
 def test_an_index_that_is_yet_to_be_fetched_is_named(tmp_path: Path) -> None:
@@ -155,7 +160,7 @@ def test_an_adapter_beside_a_model_is_not_passed_over(tmp_path: Path) -> None:
 def test_a_tokenizer_that_is_yet_to_be_fetched_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(LFS)
     with pytest.raises(
-        TokenizerError, match=r"is yet to be fetched: it is a Git LFS pointer.*git lfs pull\."
+        TokenizerError, match=r"is yet to be fetched: it is a Git LFS pointer.*git -C \S+ lfs pull\.$"
     ):
         read_tokenizer(str(tmp_path))
 
