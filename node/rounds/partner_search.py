@@ -165,8 +165,9 @@ class PartnerSearch:
                 return self._answered(proposal, answer, now)
             case ProposalLost(proposal):
                 return self._lost(proposal, now)
-            case RecordArrived(lane):
-                return self._go_on(lane, now) if self._under_way.pop(lane, None) else []
+            case RecordArrived(proposal):
+                lane = self._take(proposal)
+                return self._go_on(lane, now) if lane is not None else []
             case Proposed(pair, theirs, asker):
                 return self._proposed(pair, theirs, asker, now)
             case PartnerReady(pair):
@@ -310,7 +311,6 @@ class PartnerSearch:
         if proposal is None:
             return [*actions, *self._found_nobody(now)]
         self._sought_since = proposal.sent_at if self._sought_since is None else self._sought_since
-        self.phase = Phase.ASKING
         actions = [self._ask(Lane.FIRST, proposal), *actions]
         if self.pairing.may_ask_another and Lane.BESIDE not in self._under_way:
             actions.append(LookAround(Lane.BESIDE))
@@ -349,9 +349,23 @@ class PartnerSearch:
         return self._look_or_end()
 
     def _ask(self, lane: Lane, proposal: Proposal) -> SendProposal:
-        self._under_way[lane] = proposal
+        self._put(lane, proposal)
         self.pairing.handshake = self._round_trip
         return SendProposal(proposal)
+
+    def _put(self, lane: Lane, proposal: Proposal) -> None:
+        """Keep the lane busy until the proposal is answered, or the record of one that an answer named has come."""
+        self._under_way[lane] = proposal
+        if lane is Lane.FIRST:
+            self.phase = Phase.ASKING
+
+    def _take(self, proposal: Proposal) -> Lane | None:
+        """Free the lane that the proposal keeps busy, and return it; None if it keeps none."""
+        lane = next((lane for lane, asked in self._under_way.items() if asked == proposal), None)
+        if lane is not None:
+            del self._under_way[lane]
+            self.phase = Phase.IDLE if lane is Lane.FIRST else self.phase
+        return lane
 
     # --- what they answer ---------------------------------------------------------------------
 
@@ -360,12 +374,11 @@ class PartnerSearch:
         return [Suspect(pair.partner), SendRelease(pair), *self._answered(proposal, Refusal("lost"), now)]
 
     def _answered(self, proposal: Proposal, answer: Meeting | Refusal, now: float) -> list[Action]:
-        lane = next((lane for lane, asked in self._under_way.items() if asked == proposal), None)
+        lane = self._take(proposal)
         if lane is None:
             return []
         if isinstance(answer, Refusal):
             return self._refused(lane, proposal, answer, now)
-        del self._under_way[lane]
         actions: list[Action] = []
         if not self.pairing.accepted(proposal, answer, self._here(now)):
             actions.append(SendRelease(proposal.pair))
@@ -376,8 +389,8 @@ class PartnerSearch:
     def _refused(self, lane: Lane, proposal: Proposal, refusal: Refusal, now: float) -> list[Action]:
         self.pairing.refused(proposal, refusal, self._here(now))
         if refusal.seeker is not None and self.pairing.wants(refusal.seeker):
-            return [AskForRecord(lane, proposal.pair.partner, refusal.seeker)]
-        del self._under_way[lane]
+            self._put(lane, proposal)
+            return [AskForRecord(proposal, refusal.seeker)]
         return self._go_on(lane, now, is_busy=refusal.code == "busy")
 
     def _go_on(self, lane: Lane, now: float, is_busy: bool = False) -> list[Action]:
@@ -388,7 +401,6 @@ class PartnerSearch:
             case Lane.BESIDE:
                 return self._beside_ended() if is_busy or not self.accepting else [LookAround(lane)]
             case Lane.FIRST:
-                self.phase = Phase.IDLE
                 return self._rest() if is_busy else self._look_or_end()
         assert_never(lane)
 

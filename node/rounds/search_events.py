@@ -127,9 +127,9 @@ class ProposalLost:
 
 @dataclass(frozen=True)
 class RecordArrived:
-    """The record asked for in this lane has come, or will not come."""
+    """The record that `AskForRecord` asked for has come, or will not come."""
 
-    lane: Lane
+    proposal: Proposal
 
 
 @dataclass(frozen=True)
@@ -214,10 +214,12 @@ class SendProposal:
 
 @dataclass(frozen=True)
 class AskForRecord:
-    """Ask a replica for the record of another, unless it is known; `RecordArrived` follows."""
+    """Ask the replica that refused the proposal for the record of the one it named; `RecordArrived` follows.
 
-    lane: Lane
-    asked: PeerId
+    Always the last action of a list.
+    """
+
+    proposal: Proposal
     named: PeerId
 
 

@@ -187,27 +187,16 @@ def test_an_answer_to_what_it_did_not_ask_changes_nothing() -> None:
     assert search.machine.pair is None
 
 
-def refused_by(search: Search, *peers: PeerId) -> list[Action]:
-    """By each of them, the last of which names a replica that may be free."""
-    actions: list[Action] = []
-    for number, peer in enumerate(peers):
-        proposal = search.asks(peer)
-        refusal = Refusal("engaged", PeerId(f"partner {number}"), C)
-        actions = search.hears(ProposalAnswered(proposal, refusal))
-        assert actions in ([LOOK], [AskForRecord(Lane.FIRST, peer, C)])
-        if actions != [LOOK] and peer != peers[-1]:
-            assert search.hears(RecordArrived(Lane.FIRST)) == [LOOK]
-    return actions
-
-
 def test_late_in_a_search_it_asks_for_the_record_of_one_that_the_engaged_name() -> None:
     search = Search()
     search.seeks()
-    assert refused_by(search, *CROWD[:2]) == [LOOK]
-    assert refused_by(search, *CROWD[2:4]) == [AskForRecord(Lane.FIRST, CROWD[3], C)]
+    for number, expected in enumerate(["look", "look", "record"]):
+        proposal = search.asks(CROWD[number])
+        actions = search.hears(ProposalAnswered(proposal, Refusal("engaged", PeerId(f"partner {number}"), C)))
+        assert actions == ([LOOK] if expected == "look" else [AskForRecord(proposal, C)])
     assert search.hears(TimerFired()) == []  # it waits for the record
-    assert search.hears(RecordArrived(Lane.FIRST)) == [LOOK]
-    assert search.hears(RecordArrived(Lane.FIRST)) == []
+    assert search.hears(RecordArrived(proposal)) == [LOOK]
+    assert search.hears(RecordArrived(proposal)) == []
     assert search.asks(C, *CROWD[4:6]).pair.partner == C
 
 
