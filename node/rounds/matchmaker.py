@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 
 from node.context import Context
 from node.model.replica import Replica
@@ -216,11 +217,13 @@ class Matchmaker:
         for action in self._search.handle(event, self._now()):
             match action:
                 case SendProposal(proposal):
-                    self._spawn(self._report(self._ask(proposal), ProposalLost(proposal)))
+                    self._spawn(self._report(partial(self._ask, proposal), ProposalLost(proposal)))
                 case SendReady(pair):
-                    self._spawn(self._report(self._tell_ready(pair), ReadyAnswered(pair, is_known=True)))
+                    self._spawn(
+                        self._report(partial(self._tell_ready, pair), ReadyAnswered(pair, is_known=True))
+                    )
                 case AskForRecord(proposal, named):
-                    self._spawn(self._report(self._hear(proposal, named), RecordArrived(proposal)))
+                    self._spawn(self._report(partial(self._hear, proposal, named), RecordArrived(proposal)))
                 case SendRelease(pair):
                     self._spawn(self._handshake.release(pair))
                 case SendSitOut(peer, meeting):
@@ -245,10 +248,10 @@ class Matchmaker:
     def _spawn(self, work: Work[None]) -> asyncio.Task[None]:
         return self._tasks.spawn(work, "finding a partner", "This round may end alone.")
 
-    async def _report(self, work: Work[Event], otherwise: Event) -> None:
+    async def _report(self, work: Callable[[], Work[Event]], otherwise: Event) -> None:
         """Hand the event that the work returns to the search; `otherwise` if it fails, so that the search goes on."""
         try:
-            event = await work
+            event = await work()
         except Exception:
             self._handle(otherwise)
             raise

@@ -326,19 +326,19 @@ def test_a_proposal_is_accepted_and_the_pair_reported_before_the_answer() -> Non
 
 
 @pytest.mark.parametrize(
-    ("fact", "code"),
+    ("asker", "code"),
     [
-        ("serves_other_stage", "other-stage"),
-        ("is_quarantined", "unwanted"),
-        ("has_other_version", "other-version"),
-        ("has_other_lineage", "other-lineage"),
-        ("must_wait", "early"),
+        (Asker(serves_other_stage=True), "other-stage"),
+        (Asker(is_quarantined=True), "unwanted"),
+        (Asker(has_other_version=True), "other-version"),
+        (Asker(has_other_lineage=True), "other-lineage"),
+        (Asker(must_wait=True), "early"),
     ],
 )
-def test_one_with_which_it_may_not_average_is_refused(fact: str, code: str) -> None:
+def test_one_with_which_it_may_not_average_is_refused(asker: Asker, code: str) -> None:
     search = Search()
     search.steps_on()
-    answer = reply(search.hears(Proposed(Pair(A, "theirs"), AT_ANY_TIME, Asker(**{fact: True}))))
+    answer = reply(search.hears(Proposed(Pair(A, "theirs"), AT_ANY_TIME, asker)))
     assert isinstance(answer, Refusal)
     assert answer.code == code
     assert not search.machine.has_agreed
