@@ -14,10 +14,10 @@ from bootstrap.simulated_swarm.modelled_network import MESSAGE
 from node.links.trip_times import TripTimes
 from node.membership.turns import Turns
 from node.membership.view import Member
-from node.rounds.matchmaker import BUSY_SECONDS
 from node.rounds.meeting import Meeting, Pair, Proposal, Refusal, RoundProgress
 from node.rounds.pace import Tempo
 from node.rounds.pairing import Pairing
+from node.rounds.partner_search import BUSY_SECONDS
 
 if TYPE_CHECKING:
     from bootstrap.simulated_swarm.swarm_peer import SwarmPeer

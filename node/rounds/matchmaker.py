@@ -1,4 +1,4 @@
-"""Finding the partner of a round: `Pairing` decides, this carries its proposals and answers over the network."""
+"""Finding the partner of a round over the network: drives `PartnerSearch` with messages, timers and inner steps."""
 
 from __future__ import annotations
 
@@ -7,15 +7,51 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 
 from node.context import Context
-from node.membership.turns import Turns
 from node.model.replica import Replica
 from node.rounds.handshake import Handshake, meeting_in
 from node.rounds.kin import Kin
-from node.rounds.meeting import Pair, Proposal, Refusal, RoundProgress
-from node.rounds.pace import FAR_AHEAD, Other, Standing, Tempo, others_among, steps_of_round
-from node.rounds.pairing import Pairing
+from node.rounds.meeting import Meeting, Pair, Proposal, Refusal
+from node.rounds.pace import FAR_AHEAD, Other, Standing, others_among, steps_of_round
+from node.rounds.partner_search import PartnerSearch
+from node.rounds.search_events import (
+    Agreed,
+    AskedToSitOut,
+    Asker,
+    AskForRecord,
+    Event,
+    Lane,
+    LastSearchBegan,
+    LastSearchEnded,
+    LastSearchStopped,
+    LookAround,
+    Looked,
+    PairsDropped,
+    PartnerReady,
+    PartnerReleased,
+    ProposalAnswered,
+    ProposalLost,
+    Proposed,
+    ReadyAnswered,
+    RecordArrived,
+    Reply,
+    Retired,
+    RoundBegan,
+    RoundEnded,
+    SendProposal,
+    SendReady,
+    SendRelease,
+    SendSitOut,
+    SetTimer,
+    StepDone,
+    StepJudged,
+    StepsCounted,
+    StopTimer,
+    Suspect,
+    TimerFired,
+)
 from protocol.errors import NolocoError, Refused
 from protocol.ground import PeerId
 from protocol.messages import Done
@@ -24,8 +60,6 @@ from protocol.rpc import Answer, Request, Rpc
 from protocol.supervision import Work, all_of
 
 logger = logging.getLogger(__name__)
-
-BUSY_SECONDS = 0.02  # before asking again: a handshake takes milliseconds
 
 
 class Matchmaker:
@@ -45,88 +79,89 @@ class Matchmaker:
     ) -> None:
         self._context = context
         self._replica = replica
-        self._rng = rng
         self._agreed = agreed
         self._avoid = avoid
         self._handshake = Handshake(context.rpc)
         outer = context.manifest.outer
-        self._turns = Turns()
-        self._pairing = Pairing(context.me, outer.inner_steps, outer.window, rng)
-        self._seek_timer: asyncio.TimerHandle | None = None
-        self._seeking: asyncio.Task[None] | None = None
-        self._beside: asyncio.Task[None] | None = None  # asks another one at the same time
-        self._renewing: asyncio.Task[None] | None = None
+        self._search = PartnerSearch(context.me, outer.inner_steps, outer.window, rng, self._now())
+        self._timer: asyncio.Task[None] | None = None
+        self._last_search_ended = asyncio.Event()
         self._tasks = context.supervisor.group()
-        self._known: Pair | None = None  # the pair that `agreed` was called for
-        self._closed_with: set[PeerId] = set()  # partners that had finished, of rounds after the last step
-        self._told: Pair | None = None  # the pair whose partner knows that this round ends
-        self._tempo = Tempo(self._now())
         self._kin = Kin(context, replica)
         self.standing = Standing(context.manifest.limits.record_lifetime)
         # why this replica should download its stage before it averages; empty when it belongs
         self.behind = ""
-        self.accepting = True
-        # of this round: from the first proposal to the yes
-        self.search_seconds: float | None = None
-        self._sought_since: float | None = None
+
+    # --- what it has found --------------------------------------------------------------------
+
+    @property
+    def accepting(self) -> bool:
+        return self._search.accepting
 
     @property
     def pair(self) -> Pair | None:
         """The partner agreed on for this round."""
-        agreement = self._pairing.current
-        return agreement.pair if agreement is not None else None
-
-    @property
-    def others_serve(self) -> bool:
-        """True if there are others in the stage that are not known to have finished."""
-        context = self._context
-        serving = context.view.serving(context.stage, context.transport.now())
-        others = (peer for peer in serving if peer not in self._closed_with and peer != context.me)
-        return any(map(self._kin.is_kin, others))
+        return self._search.pair
 
     @property
     def partner_trains(self) -> bool:
         """True if the partner of this round still takes inner steps, as far as it has said."""
-        agreement = self._pairing.current
-        return agreement is not None and agreement.partner_step > 0
+        return self._search.partner_trains
 
     @property
     def has_agreed(self) -> bool:
         """True if there is a partner, for this round or the next."""
-        return bool(self._pairing.agreements)
+        return self._search.has_agreed
+
+    @property
+    def search_seconds(self) -> float | None:
+        """Seconds from the first proposal of this round to the yes; None without one."""
+        return self._search.search_seconds
+
+    @property
+    def partner_by(self) -> float:
+        """See `Pairing.partner_by`."""
+        self._count_steps()
+        return self._search.partner_by(self._now())
+
+    @property
+    def must_end(self) -> bool:
+        self._count_steps()
+        return not self.behind and self._search.must_end(self._now())
+
+    @property
+    def others_serve(self) -> bool:
+        """True if there are others in the stage that are not known to have finished."""
+        closed_with = self._search.closed_with
+        others = (peer for peer in self._serving() if peer not in closed_with and peer != self._context.me)
+        return any(map(self._kin.is_kin, others))
 
     def is_expected(self, name: str, peer: PeerId) -> bool:
         """Return whether `peer` may send contributions under this pair's name, for this round or the next."""
-        return self._pairing.holds(Pair(peer, name))
+        return self._search.holds(Pair(peer, name))
 
     # --- the rhythm of a round ----------------------------------------------------------------
 
     def step_done(self, seconds: float) -> None:
         """Note an inner step of `seconds`: look for a partner, or tell it that this round must end soon."""
-        self._tempo.step_done(seconds, self._now())
-        here, pair = self._here(), self.pair
-        rate, round_seconds = self._rate(), self._pairing.bounds.nominal * here.step_seconds
-        self.standing.step_done(here.now, self._replica.round, rate, round_seconds, self._others())
-        self.standing.note_loss(here.now, self._context.counters.losses.recent(), self._others())
-        if self._is_behind():
-            return
-        self._seek_when_due()
-        if pair is not None and self._told != pair and self._pairing.is_ready(here):
-            self._told = pair
-            self._spawn(self._tell_ready(pair))
-        is_in_doubt = pair is not None and self._is_in_doubt(pair.partner)
-        # a partner that has done with the pair when it is asked would take it for a new one
-        if self._pairing.must_renew(here, is_in_doubt) and not self._pairing.must_end(here):
-            self._renew()
-
-    @property
-    def must_end(self) -> bool:
-        return not self.behind and self._pairing.must_end(self._here())
+        self._handle(StepDone(seconds))
+        now, pair, others = self._now(), self.pair, self._others()
+        round_seconds = self._search.round_seconds(now)
+        self.standing.step_done(now, self._replica.round, self._rate(), round_seconds, others)
+        self.standing.note_loss(now, self._context.counters.losses.recent(), others)
+        in_doubt = pair is not None and self._is_in_doubt(pair.partner)
+        self._handle(StepJudged(self._is_behind(), in_doubt, self._handshake.round_trip))
 
     def _is_behind(self) -> bool:
         others = self._others()
         self.behind = self.standing.why_behind(self._now(), self._replica.round, self._rate(), others)
         return bool(self.behind)
+
+    def _is_in_doubt(self, peer: PeerId) -> bool:
+        """Return whether the peer was seen to fail, or says that it does not train any more."""
+        context = self._context
+        members = context.view.members(context.stage, context.transport.now())
+        return any(member.peer == peer for member in members) and peer not in self._serving()
 
     def _rate(self) -> float:
         return self._context.throughput.tokens_per_second()
@@ -135,30 +170,20 @@ class Matchmaker:
         """The other replicas of this one's lineage that train, as their records show them."""
         return others_among(self._kin.members(), self._context.me)
 
-    @property
-    def partner_by(self) -> float:
-        """See `Pairing.partner_by`."""
-        return self._pairing.partner_by(self._here())
+    def _serving(self) -> list[PeerId]:
+        return self._context.view.serving(self._context.stage, self._context.transport.now())
 
     async def seek_last(self) -> None:
         """Look for a partner for a round after the last step of a run, until there is one that knows of it.
 
         None is looked for where one is agreed on for the next round: it may be waiting there.
         """
-        self._pairing.at_once = True
-        self._stop_timer()
-        while self.accepting and not self.has_agreed:
-            if self._seeking is None or self._seeking.done():
-                self._seeking = self._spawn(self._seek())
-            await asyncio.wait([self._seeking])
-            await self._tell_last_partner()
-        await self._tell_last_partner()
-
-    async def _tell_last_partner(self) -> None:
-        pair = self.pair
-        if pair is not None and self._told != pair:
-            self._told = pair
-            await self._tell_ready(pair)
+        self._last_search_ended.clear()
+        self._handle(LastSearchBegan())
+        try:
+            await self._last_search_ended.wait()
+        finally:
+            self._handle(LastSearchStopped())
 
     async def conclude(self) -> Pair | None:
         """Conclude the round, which is at its end: return the partner if there is one. Waits for nothing.
@@ -166,158 +191,105 @@ class Matchmaker:
         A proposal that is not answered yet is withdrawn once it is. When the partner has not heard of the pair,
         or not any more, it refuses this replica's contribution.
         """
-        self._tempo.round_ended(self._now())
-        self._pairing.end_round(self._here())
-        pair = self.pair
-        if pair is not None and self._told != pair:
-            self._told = pair
-            self._spawn(self._tell_ready(pair))
-        if pair is not None and self._pairing.at_once and not self.partner_trains:
-            self._closed_with.add(pair.partner)
-        return pair
+        self._handle(RoundEnded())
+        return self.pair
 
     def begin_round(self) -> None:
         """Begin the next round, perhaps with a partner agreed on before."""
-        self._tempo.round_began(self._now())
-        self.search_seconds = self._sought_since = None
-        self._pairing.pause = self._tempo.pause
-        self._pairing.begin_round(self._next_steps())
-        self._note_agreement()
-        self._seek_when_due()
-
-    def _next_steps(self) -> int:
         rates = [other.tokens_per_second for other in self._others()]
         outer = self._context.manifest.outer
-        return steps_of_round(outer.pace, outer.inner_steps, self._rate(), rates)
+        self._handle(RoundBegan(steps_of_round(outer.pace, outer.inner_steps, self._rate(), rates)))
 
-    def _here(self) -> RoundProgress:
-        return self._tempo.progress(self._now(), self._replica.steps_in_round)
-
-    def _is_stalled(self) -> bool:
-        """Return whether it should step and does not; after the last step of a run it need not."""
-        return not self._pairing.at_once and self._tempo.is_stalled(self._now(), self._pairing.bounds)
+    # --- driving the search -------------------------------------------------------------------
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    # --- asking others ------------------------------------------------------------------------
+    def _count_steps(self) -> None:
+        """Report the inner steps of the round, which also a download or a restart may change."""
+        if self._search.step_count != self._replica.steps_in_round:
+            self._search.handle(StepsCounted(self._replica.steps_in_round), self._now())
 
-    def _seek_when_due(self) -> None:
-        """Begin to look for a partner at the moment that this round's dice chose."""
-        is_seeking = self._seek_timer is not None or (self._seeking is not None and not self._seeking.done())
-        if is_seeking or self.pair is not None or not self._tempo.is_known or not self.accepting:
-            return
-        delay = self._pairing.seeks_in(self._here())
-        self._seek_timer = asyncio.get_running_loop().call_later(delay, self._start_seeking)
+    def _handle(self, event: Event) -> Meeting | Refusal | None:
+        """Hand the event to the search and do what it asks for. Return its answer to another replica's request."""
+        self._count_steps()
+        answer = None
+        for action in self._search.handle(event, self._now()):
+            match action:
+                case SendProposal(proposal):
+                    self._spawn(self._report(partial(self._ask, proposal), ProposalLost(proposal)))
+                case SendReady(pair):
+                    self._spawn(
+                        self._report(partial(self._tell_ready, pair), ReadyAnswered(pair, is_known=True))
+                    )
+                case AskForRecord(proposal, named):
+                    self._spawn(self._report(partial(self._hear, proposal, named), RecordArrived(proposal)))
+                case SendRelease(pair):
+                    self._spawn(self._handshake.release(pair))
+                case SendSitOut(peer, meeting):
+                    self._spawn(self._handshake.sit_out(peer, self._context.stage, meeting))
+                case SetTimer(seconds):
+                    self._stop_timer()
+                    self._timer = self._spawn(self._wait(seconds))
+                case StopTimer():
+                    self._stop_timer()
+                case Suspect(peer):
+                    self._context.view.suspect(peer)
+                case Agreed(pair):
+                    self._agreed(pair)
+                case LookAround(lane):
+                    self._handle(self._look(lane))
+                case Reply(reply):
+                    answer = reply
+                case LastSearchEnded():
+                    self._last_search_ended.set()
+        return answer
 
-    def _start_seeking(self) -> None:
-        self._seek_timer = None
-        if not self._is_stalled():
-            self._seeking = self._spawn(self._seek())
+    def _spawn(self, work: Work[None]) -> asyncio.Task[None]:
+        return self._tasks.spawn(work, "finding a partner", "This round may end alone.")
+
+    async def _report(self, work: Callable[[], Work[Event]], otherwise: Event) -> None:
+        """Hand the event that the work returns to the search; `otherwise` if it fails, so that the search goes on."""
+        try:
+            event = await work()
+        except Exception:
+            self._handle(otherwise)
+            raise
+        self._handle(event)
+
+    async def _wait(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        self._timer = None
+        self._handle(TimerFired())
 
     def _stop_timer(self) -> None:
-        if self._seek_timer is not None:
-            self._seek_timer.cancel()
-            self._seek_timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    async def _seek(self) -> None:
-        """Propose to random replicas until one agrees or all have refused; after the last step, until one agrees."""
-        pairing, pause = self._pairing, BUSY_SECONDS
-        while self.accepting:
-            proposal = self._next_proposal()
-            if proposal is not None:
-                self._sought_since = self._sought_since or proposal.sent_at
-                if pairing.may_ask_another and (self._beside is None or self._beside.done()):
-                    self._beside = self._spawn(self._seek_beside())
-                if await self._ask(proposal) != "busy":
-                    continue
-            elif pairing.is_asking and self._beside is not None and not self._beside.done():
-                await asyncio.wait([self._beside])
-                continue
-            if proposal is None:
-                if pairing.current is not None or pairing.is_ending or not pairing.at_once:
-                    return
-                pairing.forget_refusals()
-                pause = min(2 * pause, max(BUSY_SECONDS, self._here().step_seconds))
-            await asyncio.sleep(pause * self._rng.uniform(0.5, 1.5))
+    def _look(self, lane: Lane) -> Looked:
+        """See which replicas serve the stage and may be averaged with."""
+        serving = self._serving()
+        willing = [peer for peer in self._kin.among(serving) if not self._avoid(peer)]
+        return Looked(lane, willing, self._context.view.shares(serving), self._handshake.round_trip)
 
-    async def _seek_beside(self) -> None:
-        """Propose to others while `_seek` waits for an answer, until there is nobody to ask, or one that is busy."""
-        while self.accepting:
-            proposal = self._next_proposal()
-            if proposal is None or await self._ask(proposal) == "busy":
-                return
-
-    def _next_proposal(self) -> Proposal | None:
-        context = self._context
-        serving = context.view.serving(context.stage, context.transport.now())
-        crowded = self._turns.crowded(context.view.shares(serving))
-        unwanted = crowded | self._closed_with
-        willing = [
-            peer for peer in self._kin.among(serving) if not self._avoid(peer) and peer not in unwanted
-        ]
-        proposal = self._pairing.propose(context.view.thinned(willing, self._rng), self._here())
-        successor = self._pairing.successor(self._here())
-        if successor is not None:
-            self._spawn(self._handshake.sit_out(successor[0], context.stage, successor[1]))
-        return proposal
-
-    def _is_in_doubt(self, peer: PeerId) -> bool:
-        """Return whether the peer was seen to fail, or says that it does not train any more."""
-        view, stage, now = self._context.view, self._context.stage, self._context.transport.now()
-        known = any(member.peer == peer for member in view.members(stage, now))
-        return known and peer not in view.serving(stage, now)
-
-    def _renew(self) -> None:
-        """Ask the partner whether it still holds to the pair, and if it does not, look for another."""
-
-        async def ask_again(proposal: Proposal) -> None:
-            await self._ask(proposal)
-            self._seek_when_due()
-
-        proposal = self._pairing.renewal(self._here())
-        if proposal is not None and (self._renewing is None or self._renewing.done()):
-            self._renewing = self._spawn(ask_again(proposal))
-
-    async def _ask(self, proposal: Proposal) -> str | None:
-        """Propose; returns the code of a refusal, None when the other agreed. Without an answer it is "lost"."""
-        context, pairing, pair = self._context, self._pairing, proposal.pair
-        pairing.handshake = self._handshake.round_trip
+    async def _ask(self, proposal: Proposal) -> Event:
+        replica, stage = self._replica, self._context.stage
         try:
-            answer = await self._handshake.propose(
-                proposal, context.stage, self._replica.round, self._replica.lineage.beginning
-            )
+            answer = await self._handshake.propose(proposal, stage, replica.round, replica.lineage.beginning)
         except NolocoError as failure:
-            logger.debug("Proposal to %s failed: %s", pair.partner[-8:], failure)
-            context.view.suspect(pair.partner)
-            self._spawn(self._handshake.release(pair))  # it may have agreed
-            answer = Refusal("lost")
-        if isinstance(answer, Refusal):
-            pairing.refused(proposal, answer, self._here())
-            if answer.seeker is not None and pairing.wants(answer.seeker):
-                # no longer than for its answer to a proposal: whoever names somebody could else hold searches up
-                await context.hear_about(
-                    pair.partner, answer.seeker, self._handshake.deadline_of(pair.partner)
-                )
-            return answer.code
-        if not pairing.accepted(proposal, answer, self._here()):
-            self._spawn(self._handshake.release(pair))
-        elif self._sought_since is not None:
-            self.search_seconds = self.search_seconds or self._now() - self._sought_since
-        self._note_agreement()
-        return None
+            logger.debug("Proposal to %s failed: %s", proposal.pair.partner[-8:], failure)
+            return ProposalLost(proposal)
+        return ProposalAnswered(proposal, answer)
 
-    def _note_agreement(self) -> None:
-        pair = self.pair
-        if pair is not None and pair != self._known:
-            self._known = pair
-            self._turns.taken(pair.partner)
-            self._agreed(pair)
+    async def _tell_ready(self, pair: Pair) -> Event:
+        return ReadyAnswered(pair, await self._handshake.ready(pair))
 
-    async def _tell_ready(self, pair: Pair) -> None:
-        is_known = await self._handshake.ready(pair)
-        if not is_known and not self._pairing.is_ending and self._pairing.drop(pair):
-            self._seek_when_due()
+    async def _hear(self, proposal: Proposal, named: PeerId) -> Event:
+        asked = proposal.pair.partner
+        # no longer than for its answer to a proposal: whoever names somebody could else hold searches up
+        await self._context.hear_about(asked, named, self._handshake.deadline_of(asked))
+        return RecordArrived(proposal)
 
     # --- what others ask ----------------------------------------------------------------------
 
@@ -330,31 +302,20 @@ class Matchmaker:
         )
 
     async def on_propose(self, request: Request[Propose]) -> Answer[Accept]:
-        message = request.message
-        if message.stage != self._context.stage or not self.accepting:
-            raise Refused("other-stage" if self.accepting else "finished")
-        if self._avoid(request.peer):
-            raise Refused("unwanted", "contributions of this replica were out of all proportion")
-        if not self._context.view.can_average(request.peer):
-            raise Refused("other-version", "contributions of its version do not fit this one's")
-        if message.beginning != self._replica.lineage.beginning or not self._kin.is_kin(request.peer):
-            raise Refused("other-lineage", "its weights come from another beginning than this replica's")
-        if self._must_look_first(request.peer, message.round):
-            raise Refused("early")
-        pair = Pair(request.peer, message.pair)
-        serving = self._context.view.serving(message.stage, self._context.transport.now())
-        crowded = self._turns.crowded(self._context.view.shares(serving))
-        if not self._pairing.holds(pair) and request.peer in crowded:
-            raise Refused("unwanted", "many replicas of one network averaged here lately")
-        if self._is_stalled() and not self._pairing.is_ending:
-            self._pairing.drop(pair)
-            raise Refused("early")
-        answer = self._pairing.on_proposal(pair, meeting_in(message), self._here())
-        self._seek_when_due()  # it may have been a pair of ours
-        if isinstance(answer, Refusal):
-            raise Refused(answer.code, answer.reason)
-        self._note_agreement()
-        return Answer(Accept(round=self._replica.round, **asdict(answer)))
+        peer, message, view = request.peer, request.message, self._context.view
+        is_kin = message.beginning == self._replica.lineage.beginning and self._kin.is_kin(peer)
+        asker = Asker(
+            serves_other_stage=message.stage != self._context.stage,
+            is_quarantined=self._avoid(peer),
+            has_other_version=not view.can_average(peer),
+            has_other_lineage=not is_kin,
+            must_wait=self._must_look_first(peer, message.round),
+            shares=view.shares(self._serving()),
+        )
+        answer = self._handle(Proposed(Pair(peer, message.pair), meeting_in(message), asker))
+        accepted = _unless_refused(answer)
+        assert accepted is not None
+        return Answer(Accept(round=self._replica.round, **asdict(accepted)))
 
     def _must_look_first(self, peer: PeerId, round_: int) -> bool:
         """Return whether to average with nobody, or not with this one: records may ask for a download first."""
@@ -364,41 +325,44 @@ class Matchmaker:
         return self._is_behind() or (is_unknown and round_ - self._replica.round >= FAR_AHEAD)
 
     async def on_ready(self, request: Request[Ready]) -> Answer[Done]:
-        if not self._pairing.on_ready(Pair(request.peer, request.message.pair)):
-            raise Refused("unknown-pair")
+        _unless_refused(self._handle(PartnerReady(Pair(request.peer, request.message.pair))))
         return Answer(Done())
 
     async def on_release(self, request: Request[Release]) -> Answer[Done]:
-        if self._pairing.drop(Pair(request.peer, request.message.pair)):
-            self._seek_when_due()
+        self._handle(PartnerReleased(Pair(request.peer, request.message.pair)))
         return Answer(Done())
 
     async def on_sit_out(self, request: Request[SitOut]) -> Answer[Done]:
         message = request.message
-        if message.stage != self._context.stage or self._is_stalled():
-            raise Refused("other-stage")
-        if not self._pairing.on_sit_out(meeting_in(message), self._here()):
-            raise Refused("engaged")
+        is_other = message.stage != self._context.stage
+        _unless_refused(self._handle(AskedToSitOut(meeting_in(message), is_other)))
         return Answer(Done())
 
     # --- the end ------------------------------------------------------------------------------
 
-    def _spawn(self, work: Work[None]) -> asyncio.Task[None]:
-        return self._tasks.spawn(work, "finding a partner", "This round may end alone.")
-
     async def let_go(self) -> None:
         """Let whoever expected to meet this replica look for another partner."""
-        pairs = [agreement.pair for agreement in self._pairing.agreements]
-        for pair in pairs:
-            self._pairing.drop(pair)
-        await all_of(*(self._handshake.release(pair) for pair in pairs))
+        await self._release_all(PairsDropped())
 
     async def retire(self) -> None:
         """End all rounds, also those that others expect."""
-        self.accepting = False
-        self._stop_timer()
-        await self.let_go()
+        await self._release_all(Retired())
+
+    async def _release_all(self, event: Event) -> None:
+        """Hand the event to the search, and wait until the partners that it releases know of it."""
+        actions = self._search.handle(event, self._now())
+        if StopTimer() in actions:
+            self._stop_timer()
+        releases = [action.pair for action in actions if isinstance(action, SendRelease)]
+        await all_of(*map(self._handshake.release, releases))
 
     async def close(self) -> None:
         await self.retire()
         await self._tasks.close()
+
+
+def _unless_refused(answer: Meeting | Refusal | None) -> Meeting | None:
+    """Return the answer to a request, or raise the refusal that it is."""
+    if isinstance(answer, Refusal):
+        raise Refused(answer.code, answer.reason)
+    return answer

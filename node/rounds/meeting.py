@@ -162,11 +162,12 @@ class Refusal:
     code: str
     engaged_with: PeerId | None = None  # the partner in the round asked for: it need not be asked, too
     seeker: PeerId | None = None  # another replica that was refused here a moment ago: it may still be free
+    why: str = ""  # for people
 
     @property
     def reason(self) -> str:
-        """What an "engaged" refusal says on the wire, for `told`."""
-        return " ".join(filter(None, (self.engaged_with, self.seeker)))
+        """The reason on the wire: of an "engaged" refusal the names, for `told`."""
+        return self.why or " ".join(filter(None, (self.engaged_with, self.seeker)))
 
     @classmethod
     def told(cls, code: str, reason: str) -> Refusal:

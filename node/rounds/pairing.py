@@ -38,7 +38,7 @@ from node.rounds.meeting import (
     Refusal,
     RoundProgress,
 )
-from node.rounds.search import RECENT, PartnerSearch, Seekers
+from node.rounds.prospects import RECENT, Prospects, Seekers
 from protocol.ground import PeerId
 
 SEEKS_UNTIL = 0.5  # of a round: by then everybody has begun to look for a partner
@@ -75,7 +75,7 @@ class Pairing:
         self.at_once = False  # the replica trains no more: its round can end at any time
         # by slot:
         self._agreed: list[Agreement | None] = [None, None]
-        self._search = [PartnerSearch(), PartnerSearch()]
+        self._search = [Prospects(), Prospects()]
         self._seekers = Seekers()
         self._asking: dict[Pair, Slot] = {}  # proposed and not answered yet, and what for
         self._sought = Slot.CURRENT  # what for the last one was
@@ -98,7 +98,7 @@ class Pairing:
         self._agreed = [self._agreed[Slot.NEXT], None]
         self._asking = {pair: Slot.CURRENT for pair, slot in self._asking.items() if slot is Slot.NEXT}
         self._sought = Slot.CURRENT
-        self._search = [self._search[Slot.NEXT], PartnerSearch()]
+        self._search = [self._search[Slot.NEXT], Prospects()]
         # In step with others, an even rhythm keeps it so; out of step, an uneven one brings them together.
         uneven = self._was_alone and not self._in_step
         self._alone_at = (

@@ -6,12 +6,12 @@ import random
 from collections import Counter
 
 from node.rounds.meeting import Refusal
-from node.rounds.search import REFERRED_AFTER, PartnerSearch, Seekers
+from node.rounds.prospects import REFERRED_AFTER, Prospects, Seekers
 from protocol.ground import PeerId
 
 
 def test_each_that_may_agree_is_as_likely_to_be_asked() -> None:
-    search, rng = PartnerSearch(), random.Random(0)
+    search, rng = Prospects(), random.Random(0)
     peers = [PeerId(name) for name in "abcdefgh"]
     for barred in peers[1:6]:
         search.bar(barred)
@@ -25,7 +25,7 @@ def test_each_that_may_agree_is_as_likely_to_be_asked() -> None:
 
 
 def test_late_in_a_search_one_that_the_engaged_told_of_comes_first() -> None:
-    search, rng = PartnerSearch(), random.Random(0)
+    search, rng = Prospects(), random.Random(0)
     peers = [PeerId(str(number)) for number in range(60)]
     told, stranger = peers[59], PeerId("nobody that is known")
     for number in range(REFERRED_AFTER):
@@ -45,7 +45,7 @@ def test_whoever_is_refused_hears_of_the_last_other_one_that_was_a_moment_ago() 
 
 
 def test_one_that_was_told_of_is_worth_getting_to_know_late_in_a_search_unless_it_refused() -> None:
-    search, told = PartnerSearch(), PeerId("told")
+    search, told = Prospects(), PeerId("told")
     for number in range(REFERRED_AFTER):
         assert not search.wants(told)
         search.note(PeerId(f"a{number}"), Refusal("engaged", PeerId(f"b{number}"), told), 0)

@@ -32,7 +32,7 @@ class Seekers:
         return others[-1] if others else None
 
 
-class PartnerSearch:
+class Prospects:
     """Says which replica to ask next for a round, and whom not to ask again yet."""
 
     def __init__(self) -> None:
