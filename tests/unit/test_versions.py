@@ -172,13 +172,11 @@ def changed(section: str, **settings: object) -> dict[str, Any]:
     return {**contents, section: {**contents[section], **settings}}
 
 
-@pytest.mark.parametrize(
-    ("section", "settings"),
-    [
-        ("outer", {"drift_control": False}), ("outer", {"overlap": "none"}), ("outer", {"weighting": "equal"}),
-        ("wire", {"error_feedback": False}), ("access", {"work_bits": 0}),
-    ],
-)  # fmt: skip
+OFF = [("outer", {"drift_control": False}), ("outer", {"overlap": "none"}), ("outer", {"weighting": "equal"})]
+OFF += [("wire", {"error_feedback": False}), ("access", {"work_bits": 0})]
+
+
+@pytest.mark.parametrize(("section", "settings"), OFF)
 def test_a_removed_setting_that_is_off_changes_nothing(section: str, settings: dict[str, object]) -> None:
     raw = signed(changed(section, **settings))
     found = SignedManifest.from_bytes(raw)
@@ -203,16 +201,12 @@ def test_a_run_with_a_removed_setting_is_read_and_not_trained(
         found.require_trainable()
 
 
-@pytest.mark.parametrize("value", [None, 1, "yes", [], {"a": True}])
+@pytest.mark.parametrize("value", [None, "yes", [], {"a": True}, 22.0])
 def test_a_removed_setting_with_a_value_that_it_never_had_is_no_setting(value: object) -> None:
-    with pytest.raises(LaterVersion, match=r"outer\.drift_control"):
-        SignedManifest.from_bytes(signed(changed("outer", drift_control=value)))
-
-
-@pytest.mark.parametrize("value", [None, True, "22", 22.0, []])
-def test_a_removed_number_of_another_type_is_no_setting(value: object) -> None:
-    with pytest.raises(LaterVersion, match=r"access\.work_bits"):
-        SignedManifest.from_bytes(signed(changed("access", work_bits=value)))
+    for section, name, none in (("outer", "drift_control", 1), ("access", "work_bits", True)):
+        for never in (value, none):
+            with pytest.raises(LaterVersion, match=rf"{section}\.{name}"):
+                SignedManifest.from_bytes(signed(changed(section, **{name: never})))
 
 
 def test_a_later_versions_manifest_names_what_is_not_known_and_what_to_do() -> None:
