@@ -22,6 +22,7 @@ from protocol.errors import NolocoError, RecordError, UserError
 from protocol.ground import Record
 from protocol.identity import Identity
 from protocol.manifest import manifest_from
+from protocol.piece_hashes import PieceHashes
 from protocol.placement_plan import open_plan
 from protocol.records import authenticate, key_digest
 from protocol.revocations import Revocations
@@ -31,6 +32,7 @@ from protocol.transport.dht_guard import decode
 from tests.unit.test_frames import message_of, read
 
 OWNER = Identity.from_seed("owner")
+TOKENIZER = "sha256:" + 64 * "0"  # as a manifest names it
 RUN = "0" * 32
 KEY = f"noloco/{RUN}/stage/0"
 LIMIT = 1 << 16
@@ -101,6 +103,10 @@ def _address(raw: bytes) -> None:
     check_address(text)
 
 
+def _piece_hashes(raw: bytes) -> None:
+    PieceHashes.read(raw, TOKENIZER, OWNER.public_key)
+
+
 def _tokenizer(raw: bytes) -> None:
     FileTokenizer(raw, "<end>").encode_batch(["some text, and <end> in it"])
 
@@ -124,6 +130,7 @@ DECODERS: dict[str, Callable[[bytes], None]] = {
     "credential": _credential,
     "token": _token,
     "address": _address,
+    "piece-hashes": _piece_hashes,
     "tokenizer": _tokenizer,
     "checkpoint": _checkpoint,
 }

@@ -16,6 +16,8 @@ from node.storage.state_directory import StateDirectory
 from protocol.announcement import Announcement, Claim
 from protocol.codec import encode
 from protocol.manifest import as_toml, load_preset
+from protocol.messages.peers import TOKENIZER_PIECE_BYTES
+from protocol.piece_hashes import PieceHashes
 from protocol.placement_plan import PlacementPlan
 from protocol.records import seal_record
 from protocol.revocations import Revocations
@@ -23,7 +25,7 @@ from protocol.signed_manifest import SignedManifest, canonical_bytes
 from protocol.tokens import Delegation, Token
 from protocol.transport.dht_guard import Serializer
 from protocol.transport.hivemind_api import DictionaryDHTValue
-from tests.fuzz.decoders import CORPUS, KEY, OWNER, RUN
+from tests.fuzz.decoders import CORPUS, KEY, OWNER, RUN, TOKENIZER
 from tests.unit.test_frames import EXAMPLES, sent
 
 
@@ -59,6 +61,7 @@ def examples() -> Iterator[tuple[str, bytes]]:
         yield "token", token.to_text().encode()
     yield "address", f"/ip4/192.0.2.1/tcp/31337/p2p/{OWNER.peer_id}".encode()
     yield "address", f"/ip6/2001:db8::1/tcp/31337/p2p/{OWNER.peer_id}".encode()
+    yield "piece-hashes", PieceHashes.sign(bytes(2 * TOKENIZER_PIECE_BYTES + 1), TOKENIZER, OWNER)
     vocabulary = {letter: number for number, letter in enumerate(["<end>", *"abcdefghij"])}
     model = {"type": "BPE", "vocab": vocabulary, "merges": []}
     special = {"id": 0, "content": "<end>", "single_word": False, "lstrip": False, "rstrip": False}

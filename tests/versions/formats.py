@@ -41,7 +41,15 @@ from tests.unit.test_frames import read
 
 VERSIONS = Path(__file__).parent
 FORMATS = "formats.json"
-FIXED = {"record", "announcement", "dht-value", "revocations", "plan", "checkpoint"}  # of the fuzzers' corpus
+FIXED = {
+    "record",
+    "announcement",
+    "dht-value",
+    "revocations",
+    "plan",
+    "piece-hashes",
+    "checkpoint",
+}  # of the fuzzers' corpus
 FOR_PEOPLE = ("title", "description")
 
 
