@@ -245,7 +245,7 @@ class Pretrained:
                 ]
                 return [name for name in there if not name.startswith(".")] + templates + self._unfinished()
             return [] if self._is_offline else HfApi().list_repo_files(self.source)
-        except (HfHubHTTPError, HFValidationError, OSError):
+        except Exception:  # noqa: BLE001  of the disk, the network and the name, by several libraries
             return []
 
     def _unfinished(self) -> list[str]:
