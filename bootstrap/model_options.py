@@ -14,13 +14,15 @@ AccessToken = Annotated[
     str, typer.Option("--token", envvar="NOLOCO_TOKEN", help="Token of a private run.", show_default=False)
 ]
 PresetToTrain = Annotated[str | None, typer.Option(help="Preset to train; default: tiny.")]
-OwnManifest = Annotated[Path | None, Use.READ_FILE, typer.Option(help="Your own manifest (TOML).")]
+OwnManifest = Annotated[Path | None, Use.THERE_FILE, typer.Option(help="Your own manifest (TOML).")]
 RunTokenizer = Annotated[
     str, Use.READ, typer.Option(help="The run's tokenizer.json, or hub:NAME; default: bytes are tokens.")
 ]
 EndOfText = Annotated[str, typer.Option(help="The tokenizer's end-of-text token, if unusual.")]
 FromCheckpoint = Annotated[
-    str | None, Use.READ, typer.Option(help="Hugging Face model to start from: a directory or a hub name.")
+    str | None,
+    Use.CHECKPOINT,
+    typer.Option(help="Hugging Face model to start from: a directory or a hub name."),
 ]
 ModelDirectory = Annotated[
     Path | None, Use.READ_FOLDER, typer.Option(help="Directory of an exported model, instead of --join.")

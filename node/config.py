@@ -75,7 +75,7 @@ class NodeConfig(BaseModel):
     tokenizer: Annotated[str, Use.READ] = Field(
         default="", description="The run's tokenizer.json, or hub:NAME; by default another member sends it."
     )
-    from_checkpoint: Annotated[str, Use.READ] = Field(
+    from_checkpoint: Annotated[str, Use.CHECKPOINT] = Field(
         default="",
         description="Hugging Face directory or hub name to take initial weights from; for a run's first replicas.",
     )
@@ -172,7 +172,16 @@ class NodeConfig(BaseModel):
     def _as_it_was_when_it_was_a_flag(cls, wish: object) -> object:
         return {"true": "on", "1": "on", "false": "off", "0": "off"}.get(str(wish).lower(), wish)
 
-    @field_validator("max_memory", "monthly_cap", "cache_size")
+    @field_validator("monthly_cap")
+    @classmethod
+    def _is_an_amount(cls, text: str) -> str:
+        if text.strip().endswith("%"):
+            raise ValueError(f"{text!r} is a share, and there is nothing to take it of: write it as 500GB")
+        if text:
+            parse_size(text)
+        return text
+
+    @field_validator("max_memory", "cache_size")
     @classmethod
     def _is_a_size(cls, text: str) -> str:
         if text and parse_share(text) is None:

@@ -162,6 +162,14 @@ def advice_for(error: OSError, otherwise: str = "Check its permissions") -> str:
         return "Raise the limit on the size of files (ulimit -f)"
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return "Raise the limit on open files (ulimit -n)"
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return "A file is where a folder is due: move it away"
+    if error.errno == errno.EROFS:
+        return "Its file system may only be read"
+    if error.errno in (errno.EIO, errno.ESTALE):
+        return "Check the disk, or mount its file system again"
+    if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
+        return "Check its links and the length of its name"
     return otherwise
 
 

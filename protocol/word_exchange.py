@@ -28,7 +28,7 @@ _PROOF, _SEAL = b"noloco words: the newcomer's proof", b"noloco words: the seal"
 
 
 class NewcomersSide:
-    """One try by a newcomer. Mutable state: the exchange, and its key once the other side has answered."""
+    """The newcomer's side of one exchange. Mutable state: the exchange, and its key once the other side answers."""
 
     def __init__(self, words: str, newcomer: PeerId, inviting: PeerId) -> None:
         self._exchange = SPAKE2_A(_password(words), newcomer.encode(), inviting.encode())

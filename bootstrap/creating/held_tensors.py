@@ -27,6 +27,14 @@ BESIDE = re.compile(
     r"|rm_head|vision_tower|vision_model|visual|image_newline|multi_modal_projector|mm_projector|audio_tower"
     r"|audio_projector|speech_encoder)(s|_layers)?\..*|model\.image_newline"
 )
+# of a model for another task than writing on, by its tensors and by its class in config.json
+OTHER_HEAD = re.compile(
+    r"(score|classifier|classification_head|qa_outputs|v_head|value_head|reward_head|rm_head)(s|_layers)?\..*"
+)
+OTHER_TASK = re.compile(
+    r".*For(Sequence|Token)Classification|.*ForQuestionAnswering|.*(Reward|Value)\w*Model.*"
+)
+OTHER_HEADS = "the head of a classifier or of rewards"
 # what the files are where their tensors have such names, and what helps
 CAUSES = (
     Kind(
@@ -95,6 +103,17 @@ def fitted(source: Pretrained, manifest: Manifest) -> Manifest:
             del held[HEAD]
     wanted = weights_of(manifest).keys()
     _require_layers(source, held, manifest.model)
+    if HEAD in held and HEAD not in wanted and EMBEDDING not in held:
+        raise CheckpointError(
+            f"{source.source} holds the head ({HEAD}) without the embedding ({EMBEDDING}), and {CONFIG} says that "
+            "they are one. Load it with AutoModelForCausalLM and save it with save_pretrained, which writes the "
+            "embedding."
+        )
+    if HEAD in wanted and HEAD not in held and (other := _other_head(source, held)):
+        raise CheckpointError(
+            f"{source.source} has {other} in place of a head for tokens ({HEAD}). Use the language model that it was "
+            "made from."
+        )
     if HEAD in wanted and HEAD not in held and EMBEDDING in held:
         raise CheckpointError(
             f"{source.source} has no head ({HEAD}), and {CONFIG} does not say tie_word_embeddings. Set it to true if "
@@ -115,6 +134,15 @@ def fitted(source: Pretrained, manifest: Manifest) -> Manifest:
             _listed(beside),
         )
     return manifest
+
+
+def _other_head(source: Pretrained, held: Collection[str]) -> str:
+    """The head that a model has in place of one for tokens, by its tensors or config.json; empty for none known."""
+    found = next((name for name in sorted(held) if OTHER_HEAD.fullmatch(name)), "")
+    classes = source.config().get("architectures")
+    named = [name for name in classes if isinstance(name, str)] if isinstance(classes, list) else []
+    other = next((name for name in named if OTHER_TASK.fullmatch(name)), "")
+    return f"{OTHER_HEADS} ({found or other[:80]})" if found or other else ""
 
 
 def _require_layers(source: Pretrained, held: Collection[str], model: Model) -> None:

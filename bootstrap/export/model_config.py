@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from protocol.manifest import Manifest
-from protocol.model import SLIDING, Family, Model, RopeType
+from protocol.model import ROPE_MAY, ROPE_NEEDS, SLIDING, Family, Model, RopeType
 
 FAMILIES: dict[Family, str] = {  # and the class that loads a checkpoint of each
     "llama": "LlamaForCausalLM",
@@ -14,7 +14,7 @@ FAMILIES: dict[Family, str] = {  # and the class that loads a checkpoint of each
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-WINDOWED = "sliding_attention"  # in layer_types
+WINDOWED, FULL = "sliding_attention", "full_attention"  # in layer_types
 
 Config = dict[str, Any]
 
@@ -132,7 +132,7 @@ def _own_words(model: Model) -> Config:
 
 
 def _layer_types(model: Model) -> list[str]:
-    return [WINDOWED if model.slides(layer) else "full_attention" for layer in range(model.layers)]
+    return [WINDOWED if model.slides(layer) else FULL for layer in range(model.layers)]
 
 
 def model_in(raw: Mapping[str, Any]) -> Model:
@@ -172,7 +172,7 @@ def model_in(raw: Mapping[str, Any]) -> Model:
     }
     model = Model.model_validate(settings, strict=True)
     if (kinds := config.get("layer_types")) is not None and kinds != _layer_types(model):
-        raise ValueError("layer_types mix full and sliding attention otherwise than max_window_layers")
+        raise ValueError("layer_types mix full and sliding attention otherwise than first full, then sliding")
     return model
 
 
@@ -203,6 +203,11 @@ def _sliding(family: Family, config: Config) -> tuple[int, int]:
     if is_used and window is not None and window <= 0:
         raise ValueError(f"sliding_window is {window}")
     first = 0 if family == "mistral" else config.get("max_window_layers", 0)
+    kinds = config.get("layer_types")
+    if (
+        family != "mistral" and isinstance(kinds, list) and set(kinds) <= {WINDOWED, FULL}
+    ):  # it has the last word
+        first = kinds.index(WINDOWED) if WINDOWED in kinds else len(kinds)
     return (window, first) if window and first < _size(config, "num_hidden_layers") else (0, 0)
 
 
@@ -221,4 +226,7 @@ def _rope(config: Config) -> tuple[float, Config]:
         raise ValueError("partial_rotary_factor is not 1")
     if kind in _WITH_ORIGINAL_LENGTH:
         rope.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
+    if kind in ROPE_NEEDS:  # transformers passes over all else, as YaRN's "finetuned"
+        known = (*ROPE_NEEDS[kind], *ROPE_MAY.get(kind, ()))
+        rope = {name: value for name, value in rope.items() if name in known}
     return theta, {"type": kind, **rope}

@@ -12,11 +12,13 @@ import tokenizers
 import torch
 from safetensors import SafetensorError
 
+from bootstrap.export.folder import PARTIAL
 from bootstrap.export.tokenizer import ModelTokenizer
 from bootstrap.generation.decoding import Decoding
 from node.data.tokenizer_files import CONFIG, FILE_NAME, read_tokenizer
 from node.machine.limits import optional
 from node.machine.named import is_folder, is_there, require_text_name
+from node.model.pretrained import Pretrained
 from protocol.errors import StateError
 
 LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, SafetensorError, TypeError, AttributeError)
@@ -35,29 +37,26 @@ class ExportedModel:
 def load_exported(directory: Path) -> ExportedModel:
     """Load the model in a directory; nothing is fetched from anywhere.
 
-    Raises `StateError` with one line on what is wrong with the directory, `MissingPackage` where transformers is not
-    installed.
+    Raises `StateError` and `CheckpointError` with one line on what is wrong with the directory, and `MissingPackage`
+    where transformers is not installed.
     """
     require_text_name(directory, StateError)
     if not is_folder(directory):
         raise StateError(f"There is no directory {directory}. Give --model what `noloco export --out` wrote.")
-    if not is_there(directory / MODEL):
+    if not is_there(directory / MODEL) and is_there(directory / PARTIAL):
         raise StateError(
             f"{directory} holds no model: it has no config.json. Give --model the directory of an export; one that "
             "was cut short goes on with the same `noloco export --out`."
         )
-    try:
-        json.loads((directory / MODEL).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        raise StateError(
-            f"The model in {directory} cannot be loaded (config.json is damaged). Export it again."
-        ) from None
+    source = Pretrained(str(directory))
+    source.config()
+    source.require_weights()
     transformers = optional("transformers", "hf")
     transformers.utils.logging.disable_progress_bar()  # ours is the only one on the screen
     tokenizer = tokenizer_in(directory)
     try:
         loaded, found = transformers.AutoModelForCausalLM.from_pretrained(
-            directory, local_files_only=True, dtype="auto", output_loading_info=True
+            directory, local_files_only=True, use_safetensors=True, dtype="auto", output_loading_info=True
         )
         model = loaded.eval().to("cuda" if torch.cuda.is_available() else "cpu")
     except LOADING_ERRORS as error:

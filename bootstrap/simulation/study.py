@@ -331,7 +331,7 @@ def at_same_bytes(outcomes: Sequence[LearningResult]) -> list[dict[str, object]]
 
 
 def _loss_at(outcome: LearningResult, sent: float) -> float | None:
-    """Return the loss at which a replica had `sent` so many bytes, if it sends them evenly."""
+    """Return the loss of a replica after it has sent that number of bytes evenly; None where it has none."""
     if not outcome.bytes_per_replica:
         return None
     points = points_of(outcome)

@@ -12,6 +12,11 @@ import re
 from node.machine.kinds import Kind
 from node.machine.pointers import POINTERS
 
+_MARKUP = re.compile(
+    rb"(?:\xef\xbb\xbf)?\s{0,256}(?:<!--.{0,4096}?-->\s{0,256})?"
+    rb"(?:<!doctype html|<html|(?P<xml><\?xml|<!doctype|<svg|<rss))",
+    re.DOTALL | re.IGNORECASE,
+)
 _LOOKED_AT = 4_096  # bytes that are taken back from Latin-1
 _NUL = rb"(?=[^\0]*\0)"
 _ZIP = rb"PK\x03\x04.{26}"  # and the name of the first file in it
@@ -33,9 +38,33 @@ KINDS = (
         rb"|LUKS\xba|\x85[\x01-\x04].\x03|\x84.\x03|[\x8c\xc3]\x0d\x04",
         "Decrypt it, and name what comes out.",
     ),
+    Kind(
+        "a key or a certificate",
+        rb"-----BEGIN (?:[A-Z0-9]+ ){0,4}(?:CERTIFICATE|KEY|BLOCK|CRL|REQUEST|PARAMETERS|PKCS7|CMS)-----"
+        rb"|---- BEGIN SSH2 |PuTTY-User-Key-File-\d|(?:ssh-(?:rsa|dss|ed25519)|ecdsa-sha2-[\w-]{1,20}) AAAA"
+        rb"|AGE-SECRET-KEY-1|Bag Attributes\r?\n|Certificate:\r?\n\s+Data:\r?\n",
+        _LEAVE,
+    ),
+    Kind(
+        "a file written as letters (uuencode, yEnc, BinHex)",
+        rb"begin(?:-base64)? [0-7]{3} [^\n]{1,200}\n"
+        rb"(?:M[ -`]{60}|[!-L][ -`]{1,60}\r?\n[ `]?\r?\nend|[A-Za-z0-9+/]{40,76}=*\r?\n)"
+        rb"|=ybegin (?:part|line)=|\(This file must be converted with BinHex",
+        "Decode it, and name what comes out.",
+    ),
     # documents
     Kind("a PDF document", rb"(?:\xef\xbb\xbf)?\s{0,16}%PDF-", "Make text of it: pdftotext {file} {text}."),
     Kind("a PostScript document", rb"%!PS|\xc5\xd0\xd3\xc6", "Make text of it: ps2ascii {file} {text}."),
+    Kind(
+        "a rich text document (RTF)",
+        rb"\{\\rtf\d?\s{0,4}\\[a-z]",
+        _PANDOC.format(form="rtf"),
+    ),
+    Kind(  # as JSON; one a line, as in a data set of them, are rows
+        "a Jupyter notebook",
+        rb"\{(?:\s*\n\s*\"(?:cells|metadata|worksheets)\"|\s*\"nbformat\")\s*:(?=.*\"(?:cell_type|nbformat(?:_minor)?)\")",
+        "Make text of it: jupyter nbconvert --to markdown {file}.",
+    ),
     Kind("a DjVu document", rb"AT&TFORM", "Make text of it: djvutxt {file} {text}."),
     Kind("a Word document", _OFFICE + rb".*word/", _PANDOC.format(form="docx")),
     Kind("an Office document", _OFFICE, _SAVE),
@@ -144,6 +173,12 @@ def kind_of(head: bytes) -> Kind[bytes] | None:
     if found is None and not head[:_LOOKED_AT].isascii():
         found = _ANY.match(_from_latin_1(head[:_LOOKED_AT]))
     return KINDS[int((found.lastgroup or "k0")[1:])] if found else None
+
+
+def markup_in(head: bytes) -> str:
+    """The markup that a text begins with where it is a page or a tree, not written to be read; empty for none."""
+    found = _MARKUP.match(head)
+    return "" if found is None else "XML" if found["xml"] else "a web page (HTML)"
 
 
 def _from_latin_1(head: bytes) -> bytes:

@@ -28,6 +28,19 @@ _NO_TEXT = ("Cc", "Cn", "Co", "Cs")  # control characters, and what no character
 _CONTROLS = re.compile("[\0-\x07\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f]")  # which texts have none of, or few
 _FEW = 20  # one in so many letters: of compressed or random bytes one in ten is one
 _TAR = "a tar archive"  # whose program decompresses it, too
+# of ISO-2022 in Japanese, Korean and Chinese; a terminal's colours and its ESC ( B are none
+_ESCAPES = re.compile(rb"\x1b(?:\$[@AB]|\$\([CDOPQ]|\$\)[ACG]|\$\*H|\([IJ])")
+_ISO_2022 = (  # as iconv names them, and as Python does
+    ("ISO-2022-JP", "iso2022_jp"), ("ISO-2022-JP-2", "iso2022_jp_2"), ("ISO-2022-JP-3", "iso2022_jp_3"),
+    ("ISO-2022-JP-3", "iso2022_jp_ext"), ("ISO-2022-KR", "iso2022_kr"),
+)  # fmt: skip
+_HZ_NAME = "HZ"
+_BY_PYTHON = (
+    "python3 -c 'import sys; sys.stdout.buffer.write(sys.stdin.buffer.read().decode(\"hz\").encode())'"
+)
+_HZ = re.compile(rb"~\{(?:[!-w][!-~])+~\}")
+_UTF_7 = re.compile(rb"\+[A-Za-z0-9/][A-Za-z0-9+/]{2,}-")
+_FEWEST_GROUPS = 3  # by which HZ and UTF-7 are told from a program's braces and signs
 GZIP, BZIP2, XZ, ZSTD = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"
 _DECOMPRESSED_BY = {GZIP: "gzip -dc", BZIP2: "bzip2 -dc", XZ: "xz -dc", ZSTD: "zstd -dc"}
 
@@ -37,11 +50,17 @@ def require_known(path: Path, head: bytes, start: bytes) -> None:
 
     `start` is how the file begins before it is decompressed.
     """
+    by_whom = _decompressed_by(start)
+    if by_whom is not None and _decompressed_by(head) is not None:
+        plain = quoted(path.with_name(f"once-{_without_ending(path, start)}"))
+        raise DataError(
+            f"{path} is compressed twice. Decompress it once: {by_whom} {quoted(path)} > {plain}."
+        )
     kind = kind_of(head)
     if kind is None:
         return
     advice = advice_for(kind, path)
-    if kind.what != _TAR and (by := _decompressed_by(start)) is not None:
+    if kind.what != _TAR and (by := by_whom) is not None:
         plain = quoted(path.with_name(f"plain-{_without_ending(path, start)}"))
         advice = f"It is compressed, too; decompress it first: {by} {quoted(path)} > {plain}."
     raise DataError(f"{path} is {kind.what}, not text. {advice}")
@@ -86,6 +105,16 @@ def not_utf8(path: Path, place: int, around: bytes, start: bytes, is_damaged: bo
     )
 
 
+def rows_not_utf8(path: Path, found: int, rows: int, start: bytes, *, has_columns: bool) -> DataError:
+    """The error for a file of `rows` rows of which so many are in another encoding that it is the file's."""
+    told = f"{path} is in another encoding than UTF-8, as {found:,} of its first {rows:,} rows show."
+    if has_columns:  # parquet and its like: no program converts the file as it is
+        return DataError(f"{told} Write it again with its text as UTF-8.")
+    return DataError(
+        f"{told} Convert it from its encoding, which is {LATIN_1} in this command: {converted(path, start, LATIN_1)}."
+    )
+
+
 def is_controls(block: bytes) -> bool:
     """Return whether more than a few of its letters are control characters that texts have not."""
     looked_at = block[:_LOOKED_AT]
@@ -105,6 +134,9 @@ def converted(path: Path, start: bytes, encoding: str) -> str:
         quoted(path.with_name(f"utf8-{_without_ending(path, start)}")),
     )
     by = _decompressed_by(start)
+    if encoding == _HZ_NAME:  # which glibc's iconv does not know
+        program = f"{_BY_PYTHON} > {target}"
+        return f"{program} < {source}" if by is None else f"{by} {source} | {program}"
     if by is not None:
         return f"{by} {source} | iconv -f {encoding} -t UTF-8 > {target}"
     return f"iconv -f {encoding} -t UTF-8 {source} > {target}"
@@ -120,7 +152,13 @@ def _without_ending(path: Path, start: bytes) -> str:
 
 
 def encoding_of(head: bytes) -> str | None:
-    """UTF-16 or UTF-32, by a byte order mark or by the zeros in it, where it makes text as one of them."""
+    """The encoding that a text is in where its first bytes show one; None for UTF-8, and where none can be told.
+
+    UTF-16 or UTF-32, by a byte order mark or by the zeros in it, where it makes text as one of them; or one of those
+    that write all letters in seven bits, so that their bytes pass for UTF-8.
+    """
+    if head.isascii() and (name := _of_seven_bits(head)) is not None:
+        return name
     looked_at = head[:_LOOKED_AT]
     for mark, name in _MARKS:
         if head.startswith(mark):
@@ -128,6 +166,31 @@ def encoding_of(head: bytes) -> str | None:
     if len(looked_at) < _FEWEST or b"\0" not in looked_at or _has_letters_of_a_byte(looked_at):
         return None
     return next((name for name in _WITHOUT_MARK if _is_text(looked_at, name)), None)
+
+
+def _of_seven_bits(head: bytes) -> str | None:
+    """ISO-2022 by its escapes, HZ by its braces, UTF-7 by its groups, where all of the head makes text as that."""
+    if _ESCAPES.search(head):
+        if b"\x1b$)A" in head or b"\x1b$)G" in head or b"\x1b$*H" in head:  # of which Python has no codec
+            return "ISO-2022-CN"
+        return next((name for name, codec in _ISO_2022 if _makes_letters(head, codec)), None)
+    if len(_HZ.findall(head)) >= _FEWEST_GROUPS and _makes_letters(head, _HZ_NAME):
+        return _HZ_NAME
+    if len(_UTF_7.findall(head)) >= _FEWEST_GROUPS and _makes_letters(
+        head[: head.rfind(b"\n") + 1] or head, "UTF-7"
+    ):
+        return "UTF-7"
+    return None
+
+
+def _makes_letters(head: bytes, encoding: str) -> bool:
+    """Return whether it is text in that encoding, with letters beyond ASCII."""
+    try:
+        text = codecs.getincrementaldecoder(encoding)().decode(head)
+    except UnicodeDecodeError:
+        return False
+    beyond = [letter for letter in text if not letter.isascii()]
+    return bool(beyond) and all(unicodedata.category(letter) not in _NO_TEXT for letter in beyond)
 
 
 def _has_letters_of_a_byte(head: bytes) -> bool:

@@ -23,9 +23,17 @@ class Doubled(dict[str, object]):
     twice: frozenset[str] = frozenset()
 
 
-def text_of(row: Mapping[str, object], field: str, where: str) -> str | None:
-    """The row's text, None where it has none. Raises `DataError` that names `where` and the fields to choose from."""
+def text_of(row: Mapping[str, object], field: str, where: str, *, is_first: bool = True) -> str | None:
+    """The row's text, None where it has none. Raises `DataError` that names `where` and the fields to choose from.
+
+    Of a row that is not the first the ones before it have had the field.
+    """
     value = _at(row, field)
+    if value is _NOTHING and not is_first:
+        raise DataError(
+            f"{where} has no field {field!r}, which the rows before it have. Give it one, with null where there is "
+            "no text, or delete this row."
+        )
     if value is _NOTHING:
         raise DataError(f"{where} has no field {field!r}. {choice(names_in(row))}")
     if value is _TWICE:

@@ -5,6 +5,7 @@ Takes lists of files: sources.py walks the folders.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,7 @@ from node.data.beginnings import kind_of
 from node.data.contents import ENDINGS
 from node.data.store import INDEX, MARK, TEXT
 from node.machine.kinds import advice_for
-from node.machine.named import quoted
+from node.machine.named import quoted, shown
 from protocol.errors import DataError
 
 # what repositories of data sets and models have beside rows; the first four are those that `datasets` passes over
@@ -28,6 +29,7 @@ _STORES = ({TEXT, INDEX, MARK}, {TEXT, "index.npy"})  # of documents; the second
 _MODEL = {"config.json", "adapter_config.json"}
 _WEIGHTS = re.compile(r".*\.(safetensors|gguf|pth)|pytorch_model.*\.bin|tf_model\.h5")
 _HEAD = 512  # bytes by which a kind of file is known
+_MOST_SHOWN = 3  # files in a warning
 
 
 def is_beside_rows(file: Path) -> bool:
@@ -93,6 +95,19 @@ def pattern_for(directory: Path, files: Iterable[Path], example: Path) -> Path:
     like = [file for file in files if _ending(file) == _ending(example)]
     is_flat = all(file.parent == directory for file in like)
     return directory / f"*{_ending(example)}" if is_flat else directory / "**" / f"*{_ending(example)}"
+
+
+def options_for(directory: Path, files: Sequence[Path]) -> str:
+    """The options that name all files in a folder with the endings of these, as they are typed in a shell."""
+    examples = {_ending(file): file for file in reversed(files)}
+    patterns = sorted(pattern_for(directory, files, example) for example in examples.values())
+    return " ".join(f"--data {quoted(pattern)}" for pattern in patterns)
+
+
+def shown_in(directory: Path, files: Sequence[Path]) -> str:
+    """The first few names of files, as they are within a folder."""
+    names = [shown(os.path.relpath(file, directory)) for file in files[:_MOST_SHOWN]]
+    return ", ".join(names)
 
 
 def _ending(file: Path) -> str:

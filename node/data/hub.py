@@ -6,6 +6,7 @@ No code of a dataset is run: the library reads data files only (its loading scri
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import ModuleType
 from typing import Protocol, TypeAlias, TypeVar
 
 from node.data.contents import without_mark
@@ -13,7 +14,7 @@ from node.data.fields import text_of
 from node.data.rows import mended
 from node.machine.limits import optional
 from node.machine.named import HUB as HUB
-from node.machine.named import require_text_name
+from node.machine.named import quoted, require_text_name
 from protocol.errors import DataError, later
 
 Document: TypeAlias = Iterable[bytes]
@@ -62,11 +63,10 @@ def opened_dataset(
     """The split to train on where there are several: "train", or the only one. Raises `DataError`."""
     require_text_name(place, DataError)
     datasets = optional("datasets", "data")  # not earlier: it takes a second, and most nodes need none of it
+    if is_saved:
+        return _saved(datasets, place)
     try:
-        if is_saved:
-            opened = datasets.load_from_disk(place)
-        else:
-            opened = datasets.load_dataset(place, config, split=split, streaming=True)
+        opened = datasets.load_dataset(place, config, split=split, streaming=True)
     except Exception as error:  # noqa: BLE001  the library raises a dozen kinds, and others with each version
         raise later(
             DataError(
@@ -76,6 +76,19 @@ def opened_dataset(
         ) from None
     splits: Mapping[str, _Dataset] = opened if isinstance(opened, Mapping) else {_WANTED_SPLIT: opened}
     return train_of(splits, name, f"Name one: --data {HUB}{name}::SPLIT.")
+
+
+def _saved(datasets: ModuleType, place: str) -> _Dataset:
+    """The split to train on of what `save_to_disk` left in a folder. Raises `DataError`."""
+    try:
+        opened = datasets.load_from_disk(place)
+    except Exception as error:  # noqa: BLE001  as above
+        raise DataError(
+            f"The dataset {place!r}, which save_to_disk has left, is damaged or not whole ({reason(error)}). Save it "
+            "again, or copy all of its folder; or name its .arrow files with --data."
+        ) from None
+    splits: Mapping[str, _Dataset] = opened if isinstance(opened, Mapping) else {_WANTED_SPLIT: opened}
+    return train_of(splits, place, f"Name the folder of one: --data {quoted(f'{place}/SPLIT')}.")
 
 
 def train_of(splits: Mapping[str, _Part], name: str, advice: str) -> _Part:
@@ -90,8 +103,8 @@ def train_of(splits: Mapping[str, _Part], name: str, advice: str) -> _Part:
 
 
 def texts_in(dataset: _Dataset, field: str, name: str) -> Iterator[str | None]:
-    for example in _examples(dataset, name):
-        yield text_of(example, field, f"The dataset {name!r}")
+    for number, example in enumerate(_examples(dataset, name)):
+        yield text_of(example, field, f"The dataset {name!r}", is_first=not number)
 
 
 def _examples(dataset: _Dataset, name: str) -> Iterator[Mapping[str, object]]:

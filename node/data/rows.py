@@ -29,7 +29,9 @@ _ARROW_FILE, _ARROW_STREAM = ARROW = b"ARROW1", b"\xff\xff\xff\xff"
 _LONGEST = 2**26  # bytes of a row: more is no document but a mistake
 _ROWS_AT_ONCE = 256
 _DELIMITERS = ",;\t|"  # the second is what spreadsheets write where the decimal sign is a comma
+_TITLE_LINES = 20  # which a table may have above its columns' names
 _BETWEEN = re.compile(r"[\s,]*")
+_BYTE = re.compile("[\udc80-\udcff]")  # surrogates that stand for bytes which are not UTF-8
 _NO_BYTE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # surrogates that stand for no byte
 
 
@@ -51,6 +53,17 @@ def mended(text: str) -> str:
     """The text with U+FFFD for what is not UTF-8, as `errors="replace"` gives of the bytes."""
     raw = _NO_BYTE.sub("\ufffd", text).encode("utf-8", errors="surrogateescape")
     return raw.decode("utf-8", errors="replace")
+
+
+def has_other_bytes(text: str) -> bool:
+    """Return whether the text has bytes that are not UTF-8; half a character, as JSON can spell it, is none."""
+    return _BYTE.search(text) is not None
+
+
+def has_columns_in(path: Path) -> bool:
+    """Return whether a file is parquet or Arrow."""
+    with opened(path) as file:
+        return file.peek().startswith((PARQUET, *ARROW))
 
 
 # --- JSON ---------------------------------------------------------------------------------------
@@ -94,12 +107,14 @@ def _value_at(text: str, place: int) -> tuple[object, int]:
 
 
 def _json_lines(file: io.BufferedReader, field: str, path: Path) -> Texts:
+    is_first = True
     for number, line in enumerate(iter(lambda: file.readline(_LONGEST), b""), 1):
         where = f"{path}:{number}"
         if len(line) >= _LONGEST:
             raise DataError(f"{where} is longer than {_LONGEST >> 20} MiB. Is this JSON lines? Split it.")
         for value in _values_in(_decoded(without_mark(line)), where):
-            yield _text_of(value, field, where, "Each line must be one")
+            yield _text_of(value, field, where, "Each line must be one", is_first=is_first)
+            is_first = False
 
 
 def _values_in(line: str, where: str) -> Iterator[object]:
@@ -131,7 +146,7 @@ def _json_values(file: io.BufferedReader, field: str, path: Path) -> Texts:
             if end == start:
                 break
             number += 1
-            yield _text_of(value, field, f"{path}, object {number}", "Each must be one")
+            yield _text_of(value, field, f"{path}, object {number}", "Each must be one", is_first=number == 1)
             start = _end_of_gap(rest, end)
         rest = rest[start:]
         if len(rest) >= _LONGEST:
@@ -148,10 +163,10 @@ def _end_of_gap(text: str, place: int) -> int:
     return found.end() if found else place
 
 
-def _text_of(row: object, field: str, where: str, rule: str) -> str | None:
+def _text_of(row: object, field: str, where: str, rule: str, *, is_first: bool) -> str | None:
     if not isinstance(row, dict):
         raise DataError(f"{where} is not a JSON object. {rule}, with text in field {field!r}.")
-    return text_of(row, field, where)
+    return text_of(row, field, where, is_first=is_first)
 
 
 def _decoded(raw: bytes) -> str:
@@ -169,12 +184,14 @@ def csv_texts(path: Path, field: str) -> Texts:
     csv.field_size_limit(_LONGEST)  # of the whole process, whose only CSV these are; 128 KiB unless it is set
     with opened(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-        header, begins = text.readline(BLOCK_BYTES), 2
-        if header.lower().startswith("sep="):  # a line for spreadsheets
-            header, begins = text.readline(BLOCK_BYTES), 3
+        header, begins = _header_of(text)
         above = begins
         mark = _delimiter(header, field, "\t" if plain_name(path).endswith(".tsv") else ",")
         names = next(csv.reader([header], delimiter=mark), [])
+        if field not in names and (place := _later_header(text, field, begins)):
+            raise DataError(
+                f"{path} names its columns in line {place}, not in its first row. Delete the lines above that one."
+            )
         if field not in names:
             names = max(
                 (next(csv.reader([header], delimiter=each), []) for each in (mark, *_DELIMITERS)), key=len
@@ -204,6 +221,27 @@ def csv_texts(path: Path, field: str) -> Texts:
                 f"{path}:{begins} is not CSV ({error}). Correct this row, as by writing a quote within quotes twice, "
                 "or delete it."
             ) from None
+
+
+def _header_of(text: io.TextIOWrapper) -> tuple[str, int]:
+    """The first row, which names the columns, and the number of the line behind it; empty lines above are no rows."""
+    number = 0
+    while line := text.readline(BLOCK_BYTES):
+        number += 1
+        is_for_spreadsheets = number == 1 and line.lower().startswith("sep=")
+        if line.strip() and not is_for_spreadsheets:
+            break
+    return line, number + 1
+
+
+def _later_header(text: io.TextIOWrapper, field: str, first: int) -> int:
+    """The number of a line, of the first few from line `first` on, that has the field among others; 0 for none."""
+    for number, line in enumerate((text.readline(BLOCK_BYTES) for _ in range(_TITLE_LINES)), first):
+        for mark in _DELIMITERS if field in line else ():
+            names = next(csv.reader([line], delimiter=mark), [])
+            if field in names and len(names) > 1:
+                return number
+    return 0
 
 
 def _require_whole(row: list[str], count: int, mark: str, where: str) -> None:
@@ -311,7 +349,7 @@ class _RecordBatch(Protocol):
 def _texts_of(batches: Iterable[_RecordBatch], name: str, field: str, path: Path) -> Texts:
     values = (value for batch in batches for value in _values(batch.column(name), field, path))
     for number, value in enumerate(values, 1):
-        yield text_of({name: value}, field, f"{path}, row {number}")
+        yield text_of({name: value}, field, f"{path}, row {number}", is_first=number == 1)
 
 
 def _values(column: _Column, field: str, path: Path) -> list[object]:

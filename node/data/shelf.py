@@ -136,7 +136,11 @@ class Shelf:
 
     def _made(self) -> Store:
         beside = self.directory.with_suffix(_BEING_MADE)
-        shutil.rmtree(beside, ignore_errors=True)
+        for outdated in (
+            beside,
+            self.directory,
+        ):  # before the new one is written: the disk need not hold both
+            _clear(outdated)
         try:
             mark = Mark(
                 self._facts(), self._contents()
@@ -144,10 +148,12 @@ class Shelf:
             if not write_store(beside, self.read(), mark):
                 named = ", ".join(map(str, self.places[:3])) or "nothing"
                 raise DataError(f"There is no text in {named}. Name files with text in them.")
-            shutil.rmtree(self.directory, ignore_errors=True)  # a damaged one, or of other text
-            beside.replace(self.directory)
+            self.directory.mkdir(exist_ok=True)
+            for name in FILES:  # the mark last, which makes the store whole
+                if (beside / name).exists():
+                    (beside / name).replace(self.directory / name)
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            _clear(beside)
         return Store(self.directory, self.longest)
 
     def _facts(self) -> str:
@@ -217,15 +223,26 @@ def _bytes_of(store: Path) -> int:
 
 
 def _remove(store: Path) -> bool:
-    """Remove a store's files, and its directory where nothing else is in it; not one that somebody has open."""
+    """Remove a store unless somebody has it open; return whether it is gone."""
     with unless_busy(_lock_of(store)) as is_free:
         if not is_free or _is_open(store):
             return False
-        for name in (*_OF_FORMAT_2, *FILES):
-            (store / name).unlink(missing_ok=True)
-        store.rmdir()
+        if not _clear(store):
+            return False
         _lock_of(store).unlink(missing_ok=True)
     return True
+
+
+def _clear(store: Path) -> bool:
+    """Remove the files of a store, and its directory where nothing else is in it; return whether it is gone.
+
+    Who has it open goes on to read it. Raises `OSError`.
+    """
+    for name in (*_OF_FORMAT_2, *FILES):
+        (store / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        store.rmdir()
+    return not store.exists()
 
 
 def _is_open(store: Path) -> bool:

@@ -3,9 +3,17 @@
 A document is an iterable of blocks of its UTF-8 bytes, so that a text file larger than memory is one, too. A
 text file is one document; a line, a row or an example is one, and an empty one is passed over.
 
-A file is read in the same way however it is named, by itself, by a glob or by its folder. Hugging Face's library
-tells which files of a folder are which split, and reads what is streamed from the Hub or was left by `save_to_disk`
-(hub.py).
+A file is read in the same way however it is named, by itself, by a glob or by its folder. It passes through these, in
+this order:
+
+- opening.py: the data of a node, from its settings; documents.py and batches.py take it from there
+- sources.py, folders.py: which files an entry names, and of a folder which of them are meant
+- contents.py: their bytes, decompressed
+- beginnings.py, conversion.py: what is no text or is in another encoding, refused with what makes text of it
+- rows.py, fields.py: the text of each row; hub.py: the same by Hugging Face's library, which also tells splits
+- doubts.py: what is read all the same, with a warning
+- documents.py: texts cut into documents; shelf.py, store.py: those on disk
+- tokenizer.py, tokenizer_files.py, text_alone.py: their tokens; batches.py, prefetch.py: sequences of them
 """
 
 from __future__ import annotations
@@ -24,9 +32,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from node.data.beginnings import markup_in
 from node.data.contents import BLOCK_BYTES, opened, plain_name, start_of, without_mark
-from node.data.conversion import has_controls, has_nul, is_controls, not_utf8, require_known, require_text
-from node.data.folders import is_beside_rows, nothing_in, require_no_other, way_out
+from node.data.conversion import (
+    has_controls,
+    has_nul,
+    is_controls,
+    not_utf8,
+    require_known,
+    require_text,
+)
+from node.data.doubts import Doubts
+from node.data.folders import (
+    is_beside_rows,
+    nothing_in,
+    options_for,
+    require_no_other,
+    shown_in,
+    way_out,
+)
 from node.data.hub import Document, HubStream, opened_dataset, reason, texts_in, train_of
 from node.data.rows import (
     ARROW,
@@ -38,12 +62,11 @@ from node.data.rows import (
     begins_with_row,
     csv_texts,
     json_texts,
-    mended,
     parquet_texts,
 )
 from node.machine.home import at_home
 from node.machine.limits import optional
-from node.machine.named import HUB, quoted, require_text_name
+from node.machine.named import HUB, require_no_address, require_text_name
 from protocol.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -53,8 +76,6 @@ PYTHON_STDLIB = "python-stdlib"
 DEFAULT_FIELD = "text"  # where JSON lines and the like have the text
 _LEFT_OUT = {"test", "tests", "site-packages", "__pycache__"}
 _PARQUET, _ARROW = ".parquet", ".arrow"
-_PAGES = (b"<!doctype html", b"<html")
-_PAGE_BYTES = 16
 _SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` leaves at the top of its directory
 _ROWS = (_PARQUET, _ARROW, *JSON_ENDINGS, *CSV_ENDINGS)
 _TEXT = ".txt"
@@ -161,6 +182,7 @@ def places_of(entries: Sequence[str]) -> list[Path]:
             raise DataError(
                 "An empty name was given for the text, as by a variable that is not set. Name files."
             )
+        require_no_address(entry, DataError)
         path = at_home(entry)
         with _reading(entry):
             if path.is_dir():
@@ -171,44 +193,19 @@ def places_of(entries: Sequence[str]) -> list[Path]:
     return list(places.values())
 
 
-class Damage:
-    """Rows that are not UTF-8, over all that is read at once. Mutable: how many, and where the first is."""
-
-    def __init__(self) -> None:
-        self._rows = 0
-        self._first = ""
-
-    def mended(self, text: str, place: Path, number: int) -> bytes:
-        """The row's UTF-8, with U+FFFD for what is not UTF-8."""
-        try:
-            return text.encode()
-        except UnicodeEncodeError:
-            self._first = self._first or f"{place}, row {number}"
-            self._rows += 1
-            return mended(text).encode()
-
-    def tell(self) -> None:
-        if self._rows:
-            logger.warning(
-                "Rows that are not UTF-8: %s; the first is %s. The bytes that are none were replaced by U+FFFD.",
-                f"{self._rows:,}",
-                self._first,
-            )
-
-
 def documents_in(places: Iterable[Path], field: str) -> Iterator[Document]:
     """The documents of files and dataset directories in their order; `field` holds the text where there are fields.
 
     Rows that are not UTF-8 are mended, and told of once. Raises `DataError` that names file, line and what to do.
     """
-    damage = Damage()
+    doubts = Doubts()
     try:
         for place in places:
             with _reading(str(place)):
                 files = _dataset_files(place) if place.is_dir() and not _is_saved(place) else [place]
             for file in files:
                 try:
-                    yield from _documents_of(file, field, damage)
+                    yield from _documents_of(file, field, doubts)
                 except DataError as error:
                     if file != place:
                         with _reading(str(place)):
@@ -216,17 +213,23 @@ def documents_in(places: Iterable[Path], field: str) -> Iterator[Document]:
                         error.args = (f"{error}{way}",)
                     raise
     finally:
-        damage.tell()
+        doubts.warn()
 
 
-def _documents_of(place: Path, field: str, damage: Damage) -> Iterator[Document]:
+def _documents_of(place: Path, field: str, doubts: Doubts) -> Iterator[Document]:
     rows = _rows_of(place, field)
     if rows is None:
+        with opened(place) as file:
+            if what := markup_in(file.peek()):
+                doubts.marked_up(place, what)
         yield _text_blocks(place)
         return
+    doubts.next_file()
     for number, text in enumerate(rows, 1):
         if text:
-            yield (without_mark(damage.mended(text, place, number)),)
+            yield (without_mark(doubts.mended(text, place, number)),)
+            doubts.require_utf8(place, is_over=False)
+    doubts.require_utf8(place, is_over=True)
 
 
 def _rows_of(place: Path, field: str) -> Iterator[str | None] | None:
@@ -240,8 +243,8 @@ def _rows_of(place: Path, field: str) -> Iterator[str | None] | None:
     is_rows = head.startswith((PARQUET, *ARROW))
     if not is_rows:
         require_known(place, head, start)
-    if name.endswith(_ROWS) and head.lstrip()[:_PAGE_BYTES].lower().startswith(_PAGES):
-        raise DataError(f"{place} is a web page (HTML), as servers send in place of a file. Fetch it again.")
+    if name.endswith(_ROWS) and (what := markup_in(head)):
+        raise DataError(f"{place} is {what}, as servers send in place of a file. Fetch it again.")
     if head.startswith(PARQUET) or (name.endswith(_PARQUET) and not is_rows):
         return parquet_texts(place, field)
     if is_rows or name.endswith(_ARROW):
@@ -352,16 +355,25 @@ def _dataset_files(directory: Path) -> list[Path]:
     if not rows:
         return texts
     if texts:
-        beside = quoted(directory / "**" / f"*{_TEXT}")
         logger.warning(
             "%s has files with rows, and so its %s files without are left out, as %s. If they are to be trained on, "
-            "name them, too: --data %s.",
-            directory, f"{len(texts):,}", texts[0].name, beside,
+            "name them, too: %s.",
+            directory, f"{len(texts):,}", texts[0].name, options_for(directory, texts),
         )  # fmt: skip
     names = [row.relative_to(directory).as_posix().lower() for row in rows]
-    if (directory / "README.md").exists() or any(map(_SPLIT.search, names)):
-        return _files_of_split(directory)
-    return rows
+    if not (directory / "README.md").exists() and not any(map(_SPLIT.search, names)):
+        return rows
+    split = _files_of_split(directory)
+    read = {os.path.realpath(file) for file in split}
+    left_out = [row for row in rows if os.path.realpath(row) not in read]
+    if left_out:
+        logger.warning(
+            "%s is read as a dataset in splits, by the names of its files or its README.md: %s files are read, "
+            "as %s, and %s are left out, as %s. If these are to be trained on, too, name all of them: %s.",
+            directory, f"{len(split):,}", shown_in(directory, split), f"{len(left_out):,}",
+            shown_in(directory, left_out), options_for(directory, rows),
+        )  # fmt: skip
+    return split
 
 
 def _files_of_split(directory: Path) -> list[Path]:

@@ -160,11 +160,11 @@ class Store:
 
 
 def write_store(directory: Path, documents: Iterable[tuple[int, bytes]], mark: Mark) -> int:
-    """Write documents, each with its hash, into a new directory, and return their number.
+    """Write documents, each with its hash, into a directory without a store, and return their number.
 
     Raises `OSError`. Without a document no store is made; what was begun is the caller's to remove.
     """
-    directory.mkdir()
+    directory.mkdir(exist_ok=True)
     mark.write(directory)  # what a killed process leaves is known by it
     hashes, starts, lengths, checks = array.array("Q"), array.array("Q"), array.array("I"), array.array("I")
     end = 0

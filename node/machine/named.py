@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 import stat
 from enum import Enum
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from protocol.errors import StateError, UserError
 
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # of a repository there
 HUB = "hub:"  # before the name of something on the Hugging Face Hub
 _ADVICE = {  # by what the system has against a path
     errno.EACCES: "Check its permissions and those of the folders that it is in",
@@ -26,12 +28,21 @@ _ADVICE = {  # by what the system has against a path
 }
 
 
+# Path makes one of the two slashes
+_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{1,20}):/+(?P<rest>.+)", re.DOTALL)
+_ON_HUB = re.compile(
+    r"(?:(?:www\.)?(?:huggingface\.co|hf\.co)/)(?P<kind>datasets/)?(?P<name>[\w.-]+/[\w.-]+)/?(?:tree/main/?)?$"
+)
+
+
 class Use(Enum):
     """What a path is for."""
 
     READ_FILE = "file"
+    THERE_FILE = "file that is there"  # asked about before what takes seconds, as the import of torch
     READ_FOLDER = "folder"
-    READ = "file or folder"
+    READ = "file or folder that is there"
+    CHECKPOINT = "folder that is there, or a name on the hub"
     TEXT = "training data"  # files, globs, folders and names: node.data.sources asks about them
     WRITE_FILE = "file to write"
     WRITE_FOLDER = "folder to write"
@@ -46,14 +57,21 @@ def require_use(path: Path | str, use: Use, named: str) -> None:
 
     `named` is the option, or what stands for an argument in the help. Raises `UserError`.
     """
+    require_no_address(path, UserError)
     try:
         found = look_at(path)
+        if found is None and use is Use.CHECKPOINT:
+            return require_checkpoint_name(str(path), UserError)
+        if found is None and use in (Use.READ, Use.THERE_FILE):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         if found is None or not (reason := _reason_against(path, found, use)):
-            return
+            return None
         is_pipe = reason == _NO_FILE and use not in _FOLDERS
         advice = "Write it to a file" if is_pipe else f"Name a {'folder' if use in _FOLDERS else 'file'}"
     except (OSError, ValueError) as problem:
         reason, advice = _reason(problem), _ADVICE.get(getattr(problem, "errno", None) or 0, "Check the path")
+        if isinstance(problem, FileNotFoundError) and HUB_NAME.fullmatch(str(path)) and "tokenizer" in named:
+            advice = f"Check the path; for one on the Hugging Face Hub write {HUB}{path}"
     if use is Use.WRITE_FILE:
         raise UserError(f"Cannot write {shown(path)} ({reason}). Choose another {named}.")
     if use is Use.WRITE_FOLDER:
@@ -61,14 +79,50 @@ def require_use(path: Path | str, use: Use, named: str) -> None:
     raise UserError(f"Cannot read {shown(path)} ({reason}). {advice}, or choose another {named}.")
 
 
+def require_checkpoint_name(source: str, error: type[UserError]) -> None:
+    """Refuse what is neither a folder nor a name that the hub can have. Raises `error`, a sentence."""
+    if not HUB_NAME.fullmatch(source) or is_there(Path(source), error):
+        problem = UserError(
+            f"{shown(source)} is not a directory. Give the one that config.json and the weights are in, or a name of "
+            "the Hugging Face hub, as organisation/model."
+        )
+        raise error(str(problem))
+
+
+def require_no_address(path: Path | str, error: type[UserError]) -> None:
+    """Refuse an address of the web or of a store, from which nothing is fetched. Raises `error`, a sentence."""
+    found = _ADDRESS.match(os.fspath(path))
+    if found is None:
+        return
+    on_hub = _ON_HUB.match(found["rest"])
+    if found["scheme"].lower() == "file":
+        named = quoted("/" + found["rest"].lstrip("/"))
+        problem = UserError(f"{shown(path)} is an address. Name the file by its path, as {named}.")
+    elif on_hub is not None:
+        wanted = f"{HUB}{on_hub['name']}" if on_hub["kind"] else on_hub["name"]
+        more = "" if on_hub["kind"] else f" (a tokenizer alone: {HUB}{on_hub['name']})"
+        problem = UserError(
+            f"{shown(path)} is an address. For what the Hugging Face Hub has by that name write {wanted}{more}."
+        )
+    else:
+        problem = UserError(
+            f"{shown(path)} is an address, and nothing is fetched from there. Download it, and name the file."
+        )
+    raise error(str(problem))
+
+
 def _reason_against(path: Path | str, found: os.stat_result, use: Use) -> str:
     """Why what was found cannot serve; empty if it can."""
     is_folder, is_file = stat.S_ISDIR(found.st_mode), stat.S_ISREG(found.st_mode)
-    if is_folder and use in (Use.READ_FILE, Use.WRITE_FILE):
+    if is_folder and use in (Use.READ_FILE, Use.THERE_FILE, Use.WRITE_FILE):
         return "it is a folder"
     if is_file and use in _FOLDERS:
         return "it is a file"
-    if is_file and use in (Use.READ_FILE, Use.READ) and not os.access(path, os.R_OK, effective_ids=True):
+    if (
+        is_file
+        and use in (Use.READ_FILE, Use.THERE_FILE, Use.READ)
+        and not os.access(path, os.R_OK, effective_ids=True)
+    ):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     if is_folder or is_file:
         return ""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection
+from pathlib import Path
 
 from node.machine.kinds import Kind
+from node.machine.named import quoted
+from protocol.errors import CheckpointError
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
@@ -105,6 +109,13 @@ KINDS = (
 )
 
 
+_MEANT = KINDS[:2]  # what has such files has been meant, whatever lies in folders of it
+_DEEPEST, _MOST_FOLDERS = (
+    3,
+    1_000,
+)  # where checkpoints are looked for: in the hub's cache they lie three levels down
+
+
 def kind_of(names: Collection[str]) -> tuple[Kind[str], str] | None:
     """The kind of what a folder with files of these names holds, and the name that shows it; None for none known."""
     if WHOLE in names or INDEX in names:
@@ -114,3 +125,44 @@ def kind_of(names: Collection[str]) -> tuple[Kind[str], str] | None:
         if found:
             return kind, found[0]
     return None
+
+
+def instead_of(source: str, names: Collection[str], directory: Path | None) -> CheckpointError | None:
+    """The error for what a folder without a checkpoint has in place of one; None where that is not known.
+
+    `names` are those of its files and folders. A checkpoint in a folder of it is named, unless it has itself what
+    shows that it was meant.
+    """
+    found = kind_of(names)
+    is_meant = found is not None and found[0] in _MEANT
+    below = [] if directory is None or is_meant else checkpoints_below(directory)
+    if len(below) == 1:
+        return CheckpointError(
+            f"{source} has its checkpoint in a folder of it. Name that: {quoted(below[0])}."
+        )
+    if below:
+        return CheckpointError(
+            f"{source} has {len(below)} checkpoints in folders of it. Name one, as the last: {quoted(below[-1])}."
+        )
+    if found is None:
+        return None
+    kind, name = found
+    return CheckpointError(f"{source} has {kind.what} ({name}). {kind.help}")
+
+
+def checkpoints_below(directory: Path) -> list[Path]:
+    """The folders below with a config.json and weights, those of a training by their steps; a few levels deep."""
+    found: list[Path] = []
+    for number, (folder, folders, files) in enumerate(os.walk(directory)):
+        place = Path(folder)
+        depth = len(place.relative_to(directory).parts)
+        if number and CONFIG in files and (WHOLE in files or INDEX in files):
+            found.append(place)
+        is_deep = depth >= _DEEPEST or number > _MOST_FOLDERS
+        folders[:] = [] if is_deep else sorted(name for name in folders if not name.startswith("."))
+    return sorted(found, key=lambda place: [int(part) if part.isdigit() else part for part in _parts(place)])
+
+
+def _parts(place: Path) -> list[str]:
+    """The parts of a path between which numbers stand, in turns, so that two lists of them compare."""
+    return re.split(r"(\d+)", str(place))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,7 +23,7 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError, safe_open
 
 from node.machine.home import at_home
-from node.machine.named import is_folder, is_there, require_text_name
+from node.machine.named import is_folder, is_there, require_checkpoint_name, require_text_name
 from node.machine.pointers import POINTER_BYTES, pointer_in
 from node.model.checkpoint_kinds import (
     ADAPTER,
@@ -32,7 +31,7 @@ from node.model.checkpoint_kinds import (
     INDEX,
     UNFINISHED,
     WHOLE,
-    kind_of,
+    instead_of,
 )
 from node.model.flat import LARGEST, layout
 from node.model.replica import Replica
@@ -44,7 +43,6 @@ TEMPLATES = "additional_chat_templates"
 MAX_CONFIG_BYTES = 2**20
 MAX_INDEX_BYTES = 2**26  # a thousand layers have less
 MAX_TOKENIZER_CONFIG_BYTES = 2**24  # Gemma's, which lists six thousand tokens, has 2**20
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 FLOATS = ("F64", "F32", "F16", "BF16")
 # the settings of config.json that make the shapes of a tensor, by what is in its name
 MADE_BY = {
@@ -72,11 +70,8 @@ class Pretrained:
         self._directory = path if is_folder(path, CheckpointError) else None
         self._is_offline = False
         require_text_name(path, CheckpointError)
-        if self._directory is None and (is_there(path, CheckpointError) or not HUB_NAME.fullmatch(source)):
-            raise CheckpointError(
-                f"{source} is not a directory. Give the one that config.json and the weights are in, or a name of "
-                "the Hugging Face hub, as organisation/model."
-            )
+        if self._directory is None:
+            require_checkpoint_name(source, CheckpointError)
 
     @property
     def name(self) -> str:
@@ -229,10 +224,8 @@ class Pretrained:
     def _instead(self) -> CheckpointError | None:
         """The error for what a folder holds in place of a checkpoint; None where that is not known."""
         names = self.names()
-        found = kind_of(names)
-        if found is not None:
-            kind, name = found
-            return CheckpointError(f"{self.source} has {kind.what} ({name}). {kind.help}")
+        if (error := instead_of(self.source, names, self._directory)) is not None:
+            return error
         if self._directory is not None and not names:
             return CheckpointError(
                 f"{self.source} is empty. Give the folder that config.json and the weights are in."
@@ -252,7 +245,7 @@ class Pretrained:
                 ]
                 return [name for name in there if not name.startswith(".")] + templates + self._unfinished()
             return [] if self._is_offline else HfApi().list_repo_files(self.source)
-        except (HfHubHTTPError, HFValidationError, OSError):
+        except Exception:  # noqa: BLE001  of the disk, the network and the name, by several libraries
             return []
 
     def _unfinished(self) -> list[str]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from node.machine.named import shown
 from protocol.errors import NolocoError, TransportDown
 from protocol.folders import folder_for_sockets, folders_of_others
 from protocol.keeping import replace_whole
@@ -166,7 +167,9 @@ def look(
     try:
         path = os.fsdecode((directory / SOCKET_FILE).read_bytes())
     except OSError:
-        raise Unwell(f"no daemon runs with the state directory {directory}, or it just started") from None
+        raise Unwell(
+            f"no daemon runs with the state directory {shown(directory)}, or it just started"
+        ) from None
     ends, answer = time.monotonic() + deadline, b""
     try:
         with socket.socket(socket.AF_UNIX) as connection:

@@ -103,6 +103,39 @@ def test_the_page_has_each_kind() -> None:
     assert {what: rows.get(what) for what in listed} == listed
 
 
+@pytest.mark.parametrize(
+    ("folders", "named"),
+    [
+        (["final"], "has its checkpoint in a folder of it. Name that: {model}/final."),
+        (["checkpoint-500"], "has its checkpoint in a folder of it. Name that: {model}/checkpoint-500."),
+        (["checkpoint-900", "checkpoint-1500"], "has 2 checkpoints in folders of it. {last}checkpoint-1500."),
+        (["checkpoint-1500", "final"], "has 2 checkpoints in folders of it. {last}final."),
+        (["models--a--b/snapshots/0123"], "Name that: {model}/models--a--b/snapshots/0123."),
+        (["out/run/model"], "Name that: {model}/out/run/model."),
+        (["it's final"], "Name that: '{model}/it'\"'\"'s final'."),
+        (["a/b/c/d/e"], "has no config.json"),
+        ([".cache/model"], "has no config.json"),
+    ],
+)
+@pytest.mark.parametrize("beside", ["README.md", "optimizer.pt", "config.json"])
+def test_a_checkpoint_in_a_folder_of_the_one_that_was_named_is_named(
+    beside: str, folders: list[str], named: str, config: bytes, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    for folder in folders:
+        saved_model(model / folder)
+    (model / beside).write_bytes(config)
+    if beside == "config.json" and named.startswith("has no"):
+        named = "has neither model.safetensors"
+    assert named.format(model=model, last=f"Name one, as the last: {model}/") in refusal(model)
+
+
+def test_an_adapter_beside_its_base_is_what_was_meant(tmp_path: Path) -> None:
+    saved_model(tmp_path / "model" / "base")
+    (tmp_path / "model" / "adapter_config.json").write_text("{}")
+    assert "has an adapter (LoRA), not a model" in refusal(tmp_path / "model")
+
+
 def test_a_whole_checkpoint_is_one_whatever_lies_beside_it() -> None:
     beside = ["model.safetensors", "config.json", "training_args.bin", "optimizer.pt"]
     assert kind_of(beside) is None

@@ -106,7 +106,7 @@ def test_join_and_found_are_the_two_programs() -> None:
 @pytest.mark.parametrize(
     "line",
     ["status", "links", "contributors", "export --join x --out model", "generate a --model m", "eval --model m",
-     "watch --events e", "dashboard --replay e", "manifest check --preset no", "simulate learning -k x"],
+     "watch --events e", "dashboard --replay .", "manifest check --preset no", "simulate learning -k x"],
 )  # fmt: skip
 def test_a_tool_says_what_it_does_before_it_loads_anything(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -178,7 +178,7 @@ WRONG: list[tuple[str, str, str]] = [  # the command, what is said, and the next
     ("noloco generate Once", "Name the model", "--model DIRECTORY"),
     ("noloco generate Once --model m --tokens 0", "--tokens must be", "1 or more"),
     ("noloco eval", "run", "--join"),
-    ("noloco eval --model m --tokenizer t.json", "--tokenizer is for a running swarm", "leave it out"),
+    ("noloco eval --model m --tokenizer hub:a/t", "--tokenizer is for a running swarm", "leave it out"),
     ("noloco eval --model m --every-replica", "--every-replica is for a running swarm", "leave it out"),
     (
         "noloco-bootstrap --address-file typo.toml/a.txt",
@@ -261,7 +261,7 @@ WRONG: list[tuple[str, str, str]] = [  # the command, what is said, and the next
     ("noloco export --join x --out model", "Cannot use the address 'x'", "A right one looks like"),
     (f"noloco export --join {PEER} --out typo.toml", "typo.toml (it is a file)", "Choose another --out"),
     (f"noloco export --join {PEER} --out /proc/x", "Cannot write to /proc/x", "Choose another --out"),
-    ("noloco generate Once --model folder", "folder holds no model", "Give --model"),
+    ("noloco generate Once --model folder", "folder is empty", "Give the folder"),
     ("noloco trace folder", "Cannot read folder (it is a folder)", "Name a file"),
     ("noloco node pause --state-dir none", "no daemon runs with the state directory none", "--state-dir"),
     ("noloco stauts", "No such command 'stauts'", "--help"),

@@ -1,4 +1,4 @@
-"""Each single change of a checkpoint's config.json gives what transformers gives for it, or is told in a sentence."""
+"""Each single change of a checkpoint's config.json gives what transformers gives for it, or is refused."""
 
 from __future__ import annotations
 
@@ -130,3 +130,65 @@ def test_a_change_gives_what_transformers_gives_or_is_told(
 def test_every_change_gives_what_transformers_gives_or_is_told(family: Family, tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "model", family)
     assert [c for c in changes_of(checkpoint.config) if not checkpoint.holds(*c)] == []
+
+
+STRETCHED: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": 2.0},
+    "dynamic": {"factor": 2.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 16},
+    "llama3": {
+        "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
+    },
+}  # fmt: skip
+# what other types have, and what people's tools write
+OTHERS: dict[str, Any] = {
+    "attention_factor": 0.7, "beta_fast": 16.0, "beta_slow": 2.0, "factor": 2.0, "finetuned": True,
+    "high_freq_factor": 4.0, "long_factor": [1.0, 1.0], "low_freq_factor": 1.0, "mscale": 0.7, "mscale_all_dim": 0.5,
+    "original_max_position_embeddings": 16, "short_factor": [1.0, 1.0], "truncate": False,
+    "attn_factor": 1.0, "rope_theta": 10_000.0, "type": "yarn", "a": "b",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", STRETCHED)
+def test_settings_of_positions_that_transformers_passes_over_are_passed_over(
+    kind: str, tmp_path: Path
+) -> None:
+    checkpoint = Checkpoint(tmp_path / "model", "llama")
+    refused, wrong = [], []
+    for name, value in OTHERS.items():
+        if name not in STRETCHED[kind]:
+            rope = {"rope_theta": 10_000.0, **STRETCHED[kind], name: value, "rope_type": kind}
+            checkpoint.change("rope_parameters", rope)
+            found = checkpoint.here()
+            if found is None:
+                refused.append(name)
+            elif not torch.allclose(found, checkpoint.by_transformers(), atol=2e-5, rtol=1e-5):
+                wrong.append(name)
+    assert (refused, wrong) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_taken"),
+    [
+        (["full_attention"] * 3, True),
+        (["sliding_attention"] * 3, True),
+        (["full_attention", "sliding_attention", "sliding_attention"], True),
+        (["full_attention", "full_attention", "sliding_attention"], True),
+        (["sliding_attention", "full_attention", "sliding_attention"], False),
+        (["sliding_attention", "full_attention", "full_attention"], False),
+        (["full_attention"] * 2, False),
+    ],
+)
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_the_types_of_layers_have_the_last_word(
+    family: Family, settings: list[str], is_taken: bool, tmp_path: Path
+) -> None:
+    checkpoint = Checkpoint(tmp_path / "model", family)
+    window = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+    checkpoint.config |= window
+    checkpoint.change("layer_types", settings)
+    found = checkpoint.here()
+    assert (found is not None) == is_taken
+    if found is not None:
+        assert torch.allclose(found, checkpoint.by_transformers(), atol=2e-5, rtol=1e-5)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import random
 import shlex
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,71 @@ def test_wide_encodings_are_told_apart(encoding: str, writing: str) -> None:
     expected = encoding.upper().replace("-LE", "LE").replace("-BE", "BE")
     for repeated in (1, 500):
         assert encoding_of((WRITINGS[writing] * repeated).encode(encoding)) == expected
+
+
+CHINESE = "道可道，非常道。名可名，非常名。\n无名天地之始；有名万物之母。\n" * 3
+SEVEN_BITS = {
+    "ISO-2022-JP": ("iso2022_jp", "日本語の文章です。\nかなと漢字。\n"),
+    "ISO-2022-JP-2": ("iso2022_jp_2", "日本語と한국어と丂\n"),
+    "ISO-2022-JP-3": ("iso2022_jp_ext", "ｱｲｳ と 日本語\n"),
+    "ISO-2022-KR": ("iso2022_kr", "한국어 문장\n"),
+    "HZ": ("hz", CHINESE),
+    "UTF-7": ("utf-7", "Größe, Maß und „Anführung“ – für Käse\n"),
+}
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv"])
+@pytest.mark.parametrize("encoding", SEVEN_BITS)
+def test_letters_in_seven_bits_are_no_text_as_they_are(encoding: str, name: str, tmp_path: Path) -> None:
+    codec, text = SEVEN_BITS[encoding]
+    rows = {
+        "a.txt": text,
+        "a.jsonl": f'{{"text": "{text.strip().splitlines()[0]}"}}\n' * 5,
+        "a.csv": f"text\n{text}",
+    }
+    raw = rows[name].encode(codec)
+    assert raw.isascii()
+    (tmp_path / name).write_bytes(b"The first lines are ASCII.\n" * 3 + raw if name == "a.txt" else raw)
+    said = refusal(tmp_path / name)
+    assert f"is {encoding} text. Convert it: " in said
+    command = said.partition("Convert it: ")[2].removesuffix(".")
+    subprocess.run(command, shell=True, check=True)
+    converted = (tmp_path / f"utf8-{name}").read_bytes().decode()
+    assert converted.endswith(rows[name])
+
+
+def test_chinese_of_iso_2022_is_known_by_its_escapes() -> None:
+    """Python has no codec of it."""
+    assert encoding_of(b"\x1b$)A\x0e5@?I5@\x0f\n") == "ISO-2022-CN"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(format t \"~{~a~^, ~}~%\" list) ~{~s~} ~{~d~}", "~{ab~} ~{cd~} only two", "C++ +1- +2- 1+1-", "a+bc-d " * 9,
+        "+AAAA-+AAAA-+AAAA-", "\x1b[31mred\x1b[0m\x1b(B", "x+y-z, i+j-k, +abc-, +def-, +ghi-",
+    ],
+)  # fmt: skip
+def test_signs_of_a_program_are_no_encoding(text: str) -> None:
+    assert encoding_of(text.encode()) is None
+
+
+def test_what_is_compressed_twice_is_not_taken_for_letters(tmp_path: Path) -> None:
+    import bz2
+    import lzma
+
+    packers: dict[str, Callable[[bytes], bytes]] = {
+        "gzip": gzip.compress,
+        "bzip2": bz2.compress,
+        "xz": lzma.compress,
+    }
+    for outer, pack in packers.items():
+        for inner in packers.values():
+            (tmp_path / "rows.jsonl.gz.gz").write_bytes(pack(inner(b'{"text": "a"}\n')))
+            said = refusal(tmp_path / "rows.jsonl.gz.gz")
+            assert (
+                f"is compressed twice. Decompress it once: {outer} -dc {tmp_path}/rows.jsonl.gz.gz > " in said
+            )
 
 
 def test_what_is_binary_or_text_is_neither() -> None:

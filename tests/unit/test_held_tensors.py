@@ -100,6 +100,44 @@ def test_what_config_json_has_no_place_for_is_refused_by_name(case: str, tmp_pat
     assert "\n" not in str(refusal.value)
 
 
+HEADS = {
+    "score.weight": {},
+    "classifier.weight": {},
+    "qa_outputs.bias": {},
+    "v_head.summary.weight": {},
+    "classes alone": {"architectures": ["LlamaForTokenClassification"]},
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_model_for_another_task_is_not_answered_with_tied_embeddings(name: str, tmp_path: Path) -> None:
+    saved_model(tmp_path / "model")
+
+    def another_head(weights: Weights) -> Weights:
+        kept = {key: tensor for key, tensor in weights.items() if key != "lm_head.weight"}
+        return kept | ({} if name == "classes alone" else {name: torch.ones(2, 16)})
+
+    with pytest.raises(CheckpointError) as refusal:
+        run_of(with_weights(tmp_path / "model", another_head, **HEADS[name]))
+    assert "in place of a head for tokens (lm_head.weight). Use the language model that it was" in str(
+        refusal.value
+    )
+    assert "tie_word_embeddings" not in str(refusal.value)
+
+
+def test_a_tied_head_without_its_embedding_is_told(tmp_path: Path) -> None:
+    saved_model(tmp_path / "model", tie_word_embeddings=True)
+    change = renamed_one("model.embed_tokens.weight", "lm_head.weight")
+    with pytest.raises(
+        CheckpointError, match=r"holds the head .* without the embedding .* save_pretrained, which"
+    ):
+        run_of(with_weights(tmp_path / "model", change))
+
+
+def renamed_one(before: str, after: str) -> Callable[[Weights], Weights]:
+    return lambda weights: {after if name == before else name: tensor for name, tensor in weights.items()}
+
+
 @pytest.mark.parametrize("family", ["mistral", "qwen3"])
 def test_the_cause_is_that_of_the_family(family: Any, tmp_path: Path) -> None:
     saved_model(tmp_path / "model", family)

@@ -32,7 +32,8 @@ from protocol.manifest import load_toml
 from tests.unit import corpora
 from tests.unit.test_data import without_privileges
 
-FILES, FOLDERS = {Use.READ_FILE, Use.WRITE_FILE}, {Use.READ_FOLDER, Use.WRITE_FOLDER}
+FILES_READ = {Use.READ_FILE, Use.THERE_FILE}
+FILES, FOLDERS = {*FILES_READ, Use.WRITE_FILE}, {Use.READ_FOLDER, Use.WRITE_FOLDER}
 WRITTEN = {Use.WRITE_FILE, Use.WRITE_FOLDER}
 REQUIRED = {  # words that a command does not do without, by the parameter that they are of
     "export": {"out": ["--out", "model"]},
@@ -159,27 +160,24 @@ def no_text(scratch: Path, is_folder: bool) -> Path:
 EVERY = set(Use)
 ODD: list[tuple[Callable[[Path, bool], Path], set[Use]]] = [
     (closed, EVERY),
-    (folder_of_another, FOLDERS | {Use.READ, Use.TEXT}),
+    (folder_of_another, FOLDERS | {Use.READ, Use.CHECKPOINT, Use.TEXT}),
     (loop, EVERY),
     (long_name, EVERY),
     (below_a_file, EVERY),
     (pipe, EVERY),
     (device, EVERY - {Use.WRITE_FILE}),
     (other_kind, FILES | FOLDERS),
-    (unreadable, {Use.READ_FILE, Use.READ, Use.TEXT}),
-    (link_to_nothing, {Use.READ_FILE, Use.TEXT}),
-    (no_text, {Use.READ_FILE, Use.TEXT}),
+    (unreadable, FILES_READ | {Use.READ, Use.TEXT}),
+    (link_to_nothing, FILES_READ | {Use.READ, Use.CHECKPOINT, Use.TEXT}),
+    (no_text, FILES_READ | {Use.READ, Use.CHECKPOINT, Use.TEXT}),
 ]
 
 
-LATE = {"swarm", "learning", "simulate_attacks"}  # load a manifest, as all others do, once torch is there
-MISSING = (link_to_nothing, no_text)
 TABLE = [
     pytest.param(case, make, id=f"{case} {make.__name__}")
     for case in CASES
     for make, uses in ODD
     if case.use in uses
-    and not (make in MISSING and case.named == "--manifest" and case.command.__name__ in LATE)
 ]
 
 
@@ -278,6 +276,13 @@ def test_a_path_is_shown_as_text_whatever_is_in_it() -> None:
     assert shown("a\x1b[2Jb\u202e") == r"a\x1b[2Jb\u202e"
     assert shown("größe/ü.txt") == "größe/ü.txt"
     assert shown("\ud800x") == r"\ud800x"  # no byte stands for it: of a settings file
+
+
+def test_a_checkpoint_that_is_not_there_may_be_one_of_the_hub(scratch: Path) -> None:
+    require_use("somebody/model", Use.CHECKPOINT, "--from-checkpoint")
+    for name in ("somebody", "somebody/model/more", "./model", "/somebody/model", "some body/model"):
+        with pytest.raises(UserError, match=r"is not a directory\. Give the one that config\.json"):
+            require_use(name, Use.CHECKPOINT, "--from-checkpoint")
 
 
 def test_what_is_inside_a_folder_is_asked_about_as_well(scratch: Path) -> None:

@@ -6,7 +6,7 @@ import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ import node.data.shelf
 from bootstrap.tools_cli import app
 from node.data.documents import Split, StoredDocuments, stored_documents
 from node.data.shelf import MOST_BYTES, most_bytes
-from node.data.store import INDEX, MARK, TEXT
+from node.data.store import INDEX, MARK, TEXT, Mark, write_store
 from protocol.errors import DataError
 from protocol.keeping import one_after_another
 from tests.unit import corpora
@@ -184,6 +184,47 @@ def test_text_that_changed_takes_the_place_of_what_it_was(made: tuple[Path, Path
         assert sorted(everything(stored(text, cache))) == sorted(DOCUMENTS[:count])
     assert stores_in(cache) == [store]
     assert sorted(everything(before)) == sorted(DOCUMENTS)  # whoever trains on it has it still
+
+
+@pytest.mark.parametrize("reason", ["other text", "damage"])
+def test_an_outdated_store_is_gone_before_the_new_one_is_written(
+    reason: str, made: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the disk need not hold the text three times."""
+    text, cache, store = made
+    bytes_there = list[int]()
+
+    def measured(directory: Path, documents: Iterable[tuple[int, bytes]], mark: Mark) -> int:
+        bytes_there.append(sum(file.stat().st_size for file in store.glob("*")))
+        return write_store(directory, documents, mark)
+
+    monkeypatch.setattr(node.data.shelf, "write_store", measured)
+    if reason == "damage":
+        (store / INDEX).write_bytes(b"")
+    else:
+        corpora.as_jsonl(text, DOCUMENTS[1:])
+    expected = DOCUMENTS if reason == "damage" else DOCUMENTS[1:]
+    assert sorted(everything(stored(text, cache))) == sorted(expected)
+    assert bytes_there == [0]
+
+
+def test_a_file_of_somebody_else_outlives_every_store_in_its_folder(made: tuple[Path, Path, Path]) -> None:
+    text, cache, store = made
+    being_made = store.with_suffix(".new")
+    being_made.mkdir()
+    letters = [store / "letter", being_made / "letter"]
+    for letter in letters:
+        letter.write_text("mine")
+    for documents in (DOCUMENTS[1:], DOCUMENTS[2:]):
+        corpora.as_jsonl(text, documents)
+        assert sorted(everything(stored(text, cache))) == sorted(documents)
+        assert [letter.read_text() for letter in letters] == ["mine", "mine"]
+    (store / TEXT).write_bytes(b"")
+    assert sorted(everything(stored(text, cache))) == sorted(DOCUMENTS[2:])
+    text.write_text("")
+    with pytest.raises(DataError):
+        stored(text, cache)
+    assert [letter.read_text() for letter in letters] == ["mine", "mine"]
 
 
 # --- room ---------------------------------------------------------------------------------------

@@ -96,16 +96,42 @@ def test_directories_that_hold_no_model(model: Path, tmp_path: Path) -> None:
     assert_refused("generate", "a", "--model", str(tmp_path / "none"), says="There is no directory")
     assert_refused("eval", "--model", str(tmp_path / "none"), says="There is no directory")
     (tmp_path / "empty").mkdir()
-    assert_refused("generate", "a", "--model", str(tmp_path / "empty"), says="no config.json")
+    assert_refused("generate", "a", "--model", str(tmp_path / "empty"), says="is empty. Give the folder")
     weights = model / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
     assert_refused("generate", "a", "--model", str(model), says="cannot be loaded")
     weights.unlink()
-    assert_refused("generate", "a", "--model", str(model), says="cannot be loaded")
+    assert_refused("generate", "a", "--model", str(model), says="neither model.safetensors nor")
     weights.write_bytes(whole)
     (model / "config.json").write_text("{")
-    assert_refused("generate", "a", "--model", str(model), says="cannot be loaded")
+    assert_refused("generate", "a", "--model", str(model), says="config.json of")
+
+
+@pytest.mark.parametrize("command", [("generate", "a"), ("eval",)], ids=lambda words: words[0])
+def test_what_is_there_in_place_of_a_model_is_named_as_at_a_founding(
+    command: tuple[str, ...], model: Path
+) -> None:
+    named = (*command, "--model", str(model))
+    weights = model / "model.safetensors"
+    (model / "adapter_config.json").write_text("{}")
+    assert_refused(*named, says="has an adapter (adapter_config.json)")
+    (model / "adapter_config.json").unlink()
+    whole = weights.read_bytes()
+    weights.write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert_refused(*named, says="is a Git LFS pointer. Get the file that it stands for: git -C ")
+    weights.rename(model / "pytorch_model.bin")
+    assert_refused(*named, says="pickled weights only, which could run any code")
+    (model / "pytorch_model.bin").rename(model / "model-q4.gguf")
+    assert_refused(*named, says="has a GGUF file (model-q4.gguf)")
+    (model / "model-q4.gguf").unlink()
+    (model / "config.json").rename(model / "config.txt")
+    (model / "final").mkdir()
+    (model / "config.txt").rename(model / "final" / "config.json")
+    (model / "final" / weights.name).write_bytes(whole)
+    assert_refused(*named, says=f"has its checkpoint in a folder of it. Name that: {model}/final.")
+    (model / "final").rename(model / "partial")
+    assert_refused(*named, says="one that was cut short goes on with the same `noloco export")
 
 
 def test_tokenizers_that_are_missing_or_unknown(model: Path) -> None:
