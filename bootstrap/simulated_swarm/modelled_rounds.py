@@ -28,6 +28,7 @@ from node.rounds.search_events import (
     ProposalAnswered,
     ProposalLost,
     Proposed,
+    ReadyAnswered,
     RecordArrived,
     Reply,
     Retired,
@@ -181,12 +182,19 @@ class ModelledRounds:
     # --- what others ask ----------------------------------------------------------------------
 
     def on_propose(self, asker: SwarmPeer, proposal: Proposal) -> Meeting | Refusal:
-        answer = self._handle(Proposed(Pair(asker.peer, proposal.pair.name), proposal.mine, Asker()))
+        """Answer as the daemon does. No peer is quarantined or behind: none lies, and none stands still."""
+        peer = self._peer
+        facts = Asker(shares=peer.shares(peer.view.serving(peer.stage, self._world.now)))
+        answer = self._handle(Proposed(Pair(asker.peer, proposal.pair.name), proposal.mine, facts))
         assert answer is not None
         return answer
 
     def on_ready(self, pair: Pair) -> None:
-        self._handle(PartnerReady(pair))
+        if self._handle(PartnerReady(pair)) is not None:
+            self._tell(pair, "on_unknown_pair")
+
+    def on_unknown_pair(self, pair: Pair) -> None:
+        self._handle(ReadyAnswered(pair, is_known=False))
 
     def on_release(self, pair: Pair) -> None:
         self._handle(PartnerReleased(pair))

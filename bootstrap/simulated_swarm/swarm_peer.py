@@ -54,7 +54,9 @@ class SwarmPeer:
         self.speed = kind.speed * max(0.2, rng.gauss(1.0, kind.spread))
         self.uplink = kind.uplink * 1e6 / 8  # bytes per second
         self.uplink_free = 0.0
-        self.address = f"/ip4/{11 + number // 65_536}.{number // 256 % 256}.{number % 256}.1/tcp/1"
+        network, host = divmod(number, kind.in_network)
+        first = (11 if kind.in_network == 1 else 60) + network // 65_536
+        self.address = f"/ip4/{first}.{network // 256 % 256}.{network % 256}.{1 + host}/tcp/1"
         self.view = world.view_of(self)
         self.device = ModelledDevice(world.queue, self.speed, world.measures, self._why_idle)
         self.is_alive = True
@@ -252,6 +254,10 @@ class SwarmPeer:
     def on_ready(self, pair: Pair) -> None:
         if self.rounds is not None:
             self.rounds.on_ready(pair)
+
+    def on_unknown_pair(self, pair: Pair) -> None:
+        if self.rounds is not None:
+            self.rounds.on_unknown_pair(pair)
 
     def on_release(self, pair: Pair) -> None:
         if self.rounds is not None:
