@@ -21,7 +21,7 @@ from node.rounds.pace import steps_of_round
 from node.rounds.pairing import Pairing
 from protocol.ground import PeerId
 
-BUSY_SECONDS = 0.02  # as in node.rounds.matchmaker
+BUSY_SECONDS = 0.02  # as in node.rounds.partner_search
 EXCHANGE_SECONDS = 5.0  # its deadline, as in node.rounds.exchanges
 
 

@@ -137,7 +137,7 @@ def download(peer: SwarmPeer) -> Iterator[float]:
             leaves = world.network.send(donor, peer, "state", size, _arrived)
             arrives = max(arrives, leaves + world.network.latency(donor, peer))
         yield arrives - world.now
-    source = living[0].partnering if living else None
+    source = living[0].rounds if living else None
     opinion = Opinion([world.scenario.run.seed, peer.number, 1], None if source is None else source.opinion)
     peer.serve(peer.stage, opinion)
     world.start(peer.discover(), peer)

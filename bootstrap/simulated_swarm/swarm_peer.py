@@ -12,7 +12,7 @@ from bootstrap.simulated_swarm.modelled_device import ModelledDevice
 from bootstrap.simulated_swarm.modelled_dht import ANNOUNCEMENT_BYTES, RECORD_BYTES, look_bytes
 from bootstrap.simulated_swarm.modelled_network import MESSAGE
 from bootstrap.simulated_swarm.modelled_pipeline import ModelledPipeline
-from bootstrap.simulated_swarm.partnering import Partnering
+from bootstrap.simulated_swarm.modelled_rounds import ModelledRounds
 from bootstrap.simulated_swarm.swarm_scenario import PeerKind
 from node.context import LEAST_MARKS
 from node.membership.discovery import (
@@ -54,7 +54,9 @@ class SwarmPeer:
         self.speed = kind.speed * max(0.2, rng.gauss(1.0, kind.spread))
         self.uplink = kind.uplink * 1e6 / 8  # bytes per second
         self.uplink_free = 0.0
-        self.address = f"/ip4/{11 + number // 65_536}.{number // 256 % 256}.{number % 256}.1/tcp/1"
+        network, host = divmod(number, kind.in_network)
+        first = (11 if kind.in_network == 1 else 60) + network // 65_536
+        self.address = f"/ip4/{first}.{network // 256 % 256}.{network % 256}.{1 + host}/tcp/1"
         self.view = world.view_of(self)
         self.device = ModelledDevice(world.queue, self.speed, world.measures, self._why_idle)
         self.is_alive = True
@@ -66,7 +68,7 @@ class SwarmPeer:
         self.has_learned = False
         self.steps = 0
         self.pipelines: dict[int, ModelledPipeline] = {}
-        self.partnering: Partnering | None = None
+        self.rounds: ModelledRounds | None = None
         self._step_began = 0.0
         self._announced = float("-inf")
         self.record: Member | None = None  # its own
@@ -90,7 +92,7 @@ class SwarmPeer:
         world = self.world
         self.stage, self.serves, self.since = stage, True, world.now
         self.pipelines[stage] = pipeline = ModelledPipeline(self, stage, self.rng)
-        self.partnering = Partnering(self, opinion, self.rng)
+        self.rounds = ModelledRounds(self, opinion, self.rng)
         self.steps, self._step_began = 0, world.now
         world.serving[stage] += 1
         world.measures.log(world.now, "serves", self.peer, str(stage))
@@ -102,9 +104,9 @@ class SwarmPeer:
 
     def leave_stage(self) -> None:
         """Leave the stage in good order, for another one."""
-        assert self.partnering is not None
+        assert self.rounds is not None
         assert self.pipeline is not None
-        self.partnering.let_go()
+        self.rounds.let_go()
         self.serves = False
         self.world.serving[self.stage] -= 1
         self.pipeline.close()
@@ -139,17 +141,17 @@ class SwarmPeer:
             measures.useful_after.append(self.world.now - self.arrived)
 
     def step_done(self) -> None:
-        partnering, pipeline = self.partnering, self.pipeline
-        assert partnering is not None
+        rounds, pipeline = self.rounds, self.pipeline
+        assert rounds is not None
         assert pipeline is not None
         now = self.world.now
         self.steps += 1
-        if not partnering.step_done(now - self._step_began):
+        if not rounds.step_done(now - self._step_began):
             self._go_on()
             return
-        if partnering.has_partner:
+        if rounds.has_partner:
             pipeline.hold()
-        partnering.finish()
+        rounds.finish()
 
     def round_over(self) -> None:
         if self.serves:
@@ -226,11 +228,11 @@ class SwarmPeer:
 
     # --- what others ask ----------------------------------------------------------------------
 
-    def on_propose(self, asker: SwarmPeer, proposal: Proposal, stage: int, theirs: Partnering) -> None:
+    def on_propose(self, asker: SwarmPeer, proposal: Proposal, stage: int, theirs: ModelledRounds) -> None:
         answer: Meeting | Refusal = Refusal("other-stage")
         self._introduced(asker)
-        if self.serves and self.stage == stage and self.partnering is not None:
-            answer = self.partnering.on_propose(asker, proposal)
+        if self.serves and self.stage == stage and self.rounds is not None:
+            answer = self.rounds.on_propose(asker, proposal)
         self.world.network.send(self, asker, "pairing", MESSAGE, theirs.answered, proposal, answer)
 
     def _introduced(self, asker: SwarmPeer) -> None:
@@ -239,29 +241,33 @@ class SwarmPeer:
         if record is not None and not self.view.knows(asker.peer):
             self.view.shown(record)
 
-    def on_get_record(self, asker: SwarmPeer, named: PeerId, theirs: Partnering, asked: Proposal) -> None:
+    def on_get_record(self, asker: SwarmPeer, named: PeerId, theirs: ModelledRounds, asked: Proposal) -> None:
         """Show the record of another one of the stage, if it is known."""
         known = self.view.record_of(named)
         nbytes = MESSAGE if known is None else RECORD_BYTES
         self.world.network.send(self, asker, "discovery", nbytes, theirs.heard_about, asked, known)
 
     def on_sit_out(self, stage: int, meeting: Meeting) -> None:
-        if self.serves and self.stage == stage and self.partnering is not None:
-            self.partnering.pairing.on_sit_out(meeting, self.partnering.here())
+        if self.serves and self.stage == stage and self.rounds is not None:
+            self.rounds.on_sit_out(meeting)
 
     def on_ready(self, pair: Pair) -> None:
-        if self.partnering is not None:
-            self.partnering.pairing.on_ready(pair)
+        if self.rounds is not None:
+            self.rounds.on_ready(pair)
+
+    def on_unknown_pair(self, pair: Pair) -> None:
+        if self.rounds is not None:
+            self.rounds.on_unknown_pair(pair)
 
     def on_release(self, pair: Pair) -> None:
-        if self.partnering is not None:
-            self.partnering.released(pair)
+        if self.rounds is not None:
+            self.rounds.on_release(pair)
 
     def on_contribution(self, sender: SwarmPeer, pair: Pair, z: Any) -> None:
         """Take what a partner sends at the end of a round."""
-        theirs = sender.partnering
+        theirs = sender.rounds
         assert theirs is not None
-        if self.partnering is not None and self.partnering.contributed(pair, z):
+        if self.rounds is not None and self.rounds.contributed(pair, z):
             self.world.network.send(self, sender, "pairing", MESSAGE, theirs.acknowledged, pair.name)
         else:
             mine = Pair(self.peer, pair.name)

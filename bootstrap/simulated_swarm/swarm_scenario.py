@@ -38,6 +38,7 @@ class PeerKind(ScenarioSection):
     spread: Annotated[float, Field(ge=0, le=0.5)] = 0.05  # standard deviation of the speeds, relative
     uplink: Positive = 100.0
     dials_out: Share = 0.0  # of them, are behind a NAT: the way to them leads over a relay
+    in_network: Annotated[int, Field(ge=1, le=250)] = 1  # of them share a network, as in one data centre
     preempted: Share = 0.0  # of them, a minute
     replaced: bool = True  # for each that is preempted another one arrives
     # "diurnal": between half and all of them, once around in `day` minutes

@@ -176,8 +176,8 @@ class SwarmWorld:
         """Spread by what the theory expects of it, mean over the stages with three replicas and more."""
         by_stage: list[list[Opinion]] = [[] for _ in self.stages]
         for peer in self.alive.values():
-            if peer.serves and peer.partnering is not None and len(by_stage[peer.stage]) < SPREAD_SAMPLE:
-                by_stage[peer.stage].append(peer.partnering.opinion)
+            if peer.serves and peer.rounds is not None and len(by_stage[peer.stage]) < SPREAD_SAMPLE:
+                by_stage[peer.stage].append(peer.rounds.opinion)
         ratios = [
             spread_of(opinions) / expected_spread(self.serving[stage])
             for stage, opinions in enumerate(by_stage)

@@ -302,17 +302,12 @@ class PartnerSearch:
         if event.lane in self._under_way or not self.accepting:
             return []
         proposal, actions = self._next_proposal(event, now)
-        if event.lane is Lane.BESIDE:
-            return (
-                [self._ask(Lane.BESIDE, proposal), *actions]
-                if proposal is not None
-                else [*actions, *self._beside_ended()]
-            )
+        is_first = event.lane is Lane.FIRST
         if proposal is None:
-            return [*actions, *self._found_nobody(now)]
+            return [*actions, *(self._found_nobody(now) if is_first else self._beside_ended())]
         self._sought_since = proposal.sent_at if self._sought_since is None else self._sought_since
-        actions = [self._ask(Lane.FIRST, proposal), *actions]
-        if self.pairing.may_ask_another and Lane.BESIDE not in self._under_way:
+        actions = [self._ask(event.lane, proposal), *actions]
+        if is_first and self.pairing.may_ask_another and Lane.BESIDE not in self._under_way:
             actions.append(LookAround(Lane.BESIDE))
         return actions
 
@@ -382,7 +377,7 @@ class PartnerSearch:
         actions: list[Action] = []
         if not self.pairing.accepted(proposal, answer, self._here(now)):
             actions.append(SendRelease(proposal.pair))
-        elif self._sought_since is not None and self.search_seconds is None:
+        elif lane is not Lane.RENEWAL and self.search_seconds is None and self._sought_since is not None:
             self.search_seconds = now - self._sought_since
         return [*actions, *self._report_agreement(), *self._go_on(lane, now)]
 

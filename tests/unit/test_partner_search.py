@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from searches import AT_ANY_TIME, CROWD, A, B, C, K, Search, proposal_in, proposals_in
+from searches import AT_ANY_TIME, CROWD, IN_STEP, A, B, C, K, Search, proposal_in, proposals_in
 
 from node.membership.ledger import fair_shares
 from node.rounds.meeting import Meeting, Pair, Refusal
@@ -288,6 +288,17 @@ def test_in_the_middle_of_a_round_it_asks_whether_the_pair_still_holds() -> None
     assert search.steps_on() == []  # it awaits the answer
     assert search.hears(ProposalAnswered(renewal, Refusal("out-of-step"))) == [SetTimer(0.0)]
     assert search.machine.pair is None
+
+
+def test_where_the_partner_asked_a_renewal_is_not_taken_for_the_end_of_the_search() -> None:
+    search = Search()
+    search.seeks()
+    proposal = search.asks(A)
+    search.hears(ProposalAnswered(proposal, BUSY))
+    search.is_asked(B, IN_STEP)
+    renewal = proposal_in(search.steps_on(K // 2 - 1))
+    assert search.hears(ProposalAnswered(renewal, IN_STEP)) == []
+    assert search.machine.search_seconds is None
 
 
 def test_of_a_partner_in_doubt_it_asks_at_once_and_if_it_is_lost_looks_for_another() -> None:

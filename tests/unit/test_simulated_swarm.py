@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from bootstrap.simulated_swarm import modelled_rounds
 from bootstrap.simulated_swarm.modelled_dht import ANNOUNCEMENT_BYTES, MOST_RECORDS, look_bytes
 from bootstrap.simulated_swarm.swarm_checks import SwarmCheck, broken, checks_of
 from bootstrap.simulated_swarm.swarm_outcome import SwarmOutcome
@@ -23,6 +24,7 @@ from node.membership.view import Member, View
 from node.pipeline.routing import Router
 from node.rounds.meeting import Proposal, RoundProgress
 from node.rounds.pairing import Pairing
+from node.rounds.search_events import Asker
 from protocol.announcement import Announcement
 from protocol.errors import ScenarioError
 from protocol.ground import PeerId
@@ -94,6 +96,31 @@ def test_the_halves_of_a_cut_network_train_and_come_together() -> None:
     assert "throughput of the rest while cut off" in names(checks)
     assert broken([check for check in checks if "throughput" in check.name]) == []
     assert len(checks) == 4
+
+
+def share_with_one_network(seed: int) -> tuple[float, float]:
+    """Return the shares of rounds that twelve peers of different networks end with one of eight in one, and alone."""
+    kinds = [
+        {"name": "alone", "count": 12, "speed": 4.0, "uplink": 1_000.0},
+        {"name": "rented", "count": 8, "speed": 4.0, "uplink": 1_000.0, "in_network": 100},
+    ]
+    run = {**small().model_dump()["run"], "stages": 1, "minutes": 6.0, "seed": seed}
+    world, _, _ = simulated(swarm_scenario({"name": "rented", "run": run, "peers": kinds}, "rented"))
+    rented = {peer.peer for peer in world.peers.values() if peer.kind.name == "rented"}
+    events = world.measures.events
+    partners = [partner for _, event, peer, partner in events if event == "round" and peer not in rented]
+    met = sum(partner in rented for partner in partners)
+    return met / len(partners), partners.count("") / len(partners)
+
+
+def test_replicas_of_one_network_get_a_bounded_share_of_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides see to it: who asks leaves them out, and who is asked refuses them, as the daemon does."""
+    bounded, alone = share_with_one_network(0)
+    monkeypatch.setattr(modelled_rounds, "Asker", lambda **facts: Asker())
+    unbounded, _ = share_with_one_network(0)
+    assert bounded < 0.75 * unbounded
+    assert bounded < 1.5 * 2 / 13  # twice the share of one of thirteen networks
+    assert alone < 0.1
 
 
 # --- bugs planted by hand -----------------------------------------------------------------------
