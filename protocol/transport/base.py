@@ -127,6 +127,23 @@ class Transport(abc.ABC):
         that nobody but the user of this machine may have dialled, are passed over (`protocol.addresses`).
         """
 
+    def learn_ways(self, peer: PeerId, through: Sequence[PeerId]) -> None:
+        """Note the peers that pass streams on to `peer`, which nobody can dial, as told by its signed record."""
+        return
+
+    def pass_on(self, rate: float) -> None:
+        """Pass streams on between others from now on, at so many bytes per second; 0 passes none on."""
+        return
+
+    def keep_way_to(self, peer: PeerId) -> float:
+        """Pass streams on to `peer`, which asks for it; return for how many seconds, 0 where this is refused."""
+        return 0.0
+
+    @property
+    def passed_on(self) -> int:
+        """Bytes passed on between others since this object was made."""
+        return 0
+
     @abc.abstractmethod
     async def open(self, peer: PeerId, protocol: str, deadline: float, *, ahead: bool = False) -> Stream:
         """A new stream to `peer`'s handler of `protocol`.
