@@ -61,6 +61,7 @@ class Transport(abc.ABC):
     """Everything a peer can do on the network. All methods run on the loop that created the object."""
 
     peer_id: PeerId
+    ways_in: tuple[PeerId, ...] = ()  # who passes streams on to this peer, as its record says
     refuses: Callable[[PeerId], bool] = staticmethod(
         lambda peer: False
     )  # whose streams end before they are read

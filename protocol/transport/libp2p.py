@@ -134,7 +134,7 @@ class Libp2pTransport(Transport):
     async def open(self, peer: PeerId, protocol: str, deadline: float, *, ahead: bool = False) -> Stream:
         """See `Transport.open`. A peer that could not be reached rests for a while, unless it comes by itself."""
         session, clock = self._up(), asyncio.get_running_loop().time
-        if self._thirds.ways_to(peer) and peer not in await session.connected(deadline):
+        if self._thirds.ways_to(peer) and not (await session.remotes()).get(peer):
             return await self._thirds.open(peer, protocol, deadline)
         if self._dials.rests(peer, clock()) and peer not in await session.connected(deadline):
             raise PeerUnreachable(f"{peer} could not be reached a moment ago")

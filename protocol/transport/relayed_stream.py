@@ -91,7 +91,8 @@ class Certificate:
             made.minimum_version = ssl.TLSVersion.TLSv1_3
             made.check_hostname = False
             made.verify_mode = ssl.CERT_REQUIRED
-            made.num_tickets = 0 if is_server else made.num_tickets
+            if is_server:
+                made.num_tickets = 0  # nobody goes on with a session
             made.load_verify_locations(cadata=theirs.public_bytes(serialization.Encoding.PEM).decode())
             made.load_cert_chain(self.file)
         except (ValueError, TypeError, RecordError, OSError) as error:  # an SSLError is an OSError

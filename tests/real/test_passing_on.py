@@ -43,7 +43,10 @@ async def three(directory: Path) -> AsyncIterator[Three]:
     made = []
     for name in ("near", "between", "far"):
         Identity.from_seed(name).save(directory / name)
-        made.append(Libp2pTransport(directory / name, Libp2pConfig()))
+        hidden = Libp2pConfig(
+            client_only=name != "between"
+        )  # which listens nowhere, so that nobody can dial it
+        made.append(Libp2pTransport(directory / name, hidden))
     try:
         for transport in made:
             await transport.start()
