@@ -42,14 +42,14 @@ def serve_ways(rpc: Rpc) -> None:
 class WaysIn:
     """Keeps `Transport.ways_in` true.
 
-    Mutable state: when the ways that there are were renewed last, and whether a lack of ways has been told.
+    Mutable state: when they are looked for again, by the loop's clock, and whether a lack of ways has been told.
     """
 
     def __init__(self, rpc: Rpc, rng: random.Random, events: Events) -> None:
         self._rpc = rpc
         self._rng = rng
         self._events = events
-        self._renewed = 0.0
+        self._due = 0.0
         self._has_told = False
 
     @window
@@ -63,23 +63,27 @@ class WaysIn:
             transport = self._rpc.transport
             connected = [peer for peer, _ in await transport.peers()]
             are_there = bool(transport.ways_in) and set(transport.ways_in) <= set(connected)
-            if not (are_there and clock() < self._renewed + RENEWED_EVERY):
-                self._renewed = clock()
+            if clock() >= self._due or (transport.ways_in and not are_there):
                 is_hidden = await self._is_hidden(connected)
                 ways = await self._asked(connected) if is_hidden else []
-                self._tell(ways, is_hidden=is_hidden)
+                self._tell(ways, is_hidden=bool(is_hidden))
                 transport.ways_in = tuple(ways)
-            settled = transport.ways_in or not connected
-            await asyncio.sleep(LOOKED_EVERY if settled else min(RENEWED_EVERY, 4 * LOOKED_EVERY))
+                is_settled = ways or is_hidden is False
+                self._due = clock() + (RENEWED_EVERY if is_settled else LOOKED_EVERY)
+            await asyncio.sleep(LOOKED_EVERY)
 
-    async def _is_hidden(self, connected: Sequence[PeerId]) -> bool:
-        """Return whether peers answer, and none of them can dial this one."""
+    async def _is_hidden(self, connected: Sequence[PeerId]) -> bool | None:
+        """Return whether none of the peers that answer can dial this one; None where nobody answers."""
         port = listening_port(self._rpc.transport.addresses())
-        if not port or not connected:
+        if not port:
             return False
-        asked = self._rng.sample(connected, min(TRIED, len(connected)))
-        answers = await all_of(*(self._dialled_by(peer, port) for peer in asked))
-        return any(answer is False for answer in answers) and True not in answers
+        asked, answers = self._rng.sample(connected, min(ASKED, len(connected))), list[bool]()
+        for start in range(0, len(asked), TRIED):  # some are no members, and say nothing
+            some = await all_of(*(self._dialled_by(peer, port) for peer in asked[start : start + TRIED]))
+            answers += [answer for answer in some if answer is not None]
+            if any(answers) or len(answers) >= TRIED:
+                break
+        return not any(answers) if answers else None
 
     async def _dialled_by(self, peer: PeerId, port: int) -> bool | None:
         """Return whether the peer can dial this one; None where it does not say."""

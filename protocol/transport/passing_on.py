@@ -73,7 +73,7 @@ class PassingOn:
         """`opens` a stream to a peer that is connected, within seconds, and never dials; `clock` is the loop's."""
         self._opens = opens
         self._clock = clock
-        self._bucket = Bucket(0.0, clock)
+        self._bucket: Bucket | None = None  # before it was willing
         self._is_willing = False
         self._until = PeerTable[float](MOST_PEERS)
         self._from = Counter[PeerId]()
@@ -89,7 +89,10 @@ class PassingOn:
     def limit(self, rate: float) -> None:
         """Pass on so many bytes per second from now on, all streams together; 0 is none at all."""
         self._is_willing = rate > 0
-        self._bucket.limit(rate)
+        if self._bucket is not None:
+            self._bucket.limit(rate)
+        elif rate > 0:
+            self._bucket = Bucket(rate, self._clock)
 
     def keep_for(self, peer: PeerId) -> float:
         """Pass streams on to `peer` from now on; returns for how many seconds, 0 where that is refused."""
@@ -133,7 +136,7 @@ class PassingOn:
             except TimeoutError as error:
                 raise DeadlineExceeded("nothing was passed on for long") from error
             self.nbytes += len(body)
-            if wait := self._bucket.take(len(body)):
+            if self._bucket is not None and (wait := self._bucket.take(len(body))):
                 await asyncio.sleep(wait)
             await write_frame(target, body)
 

@@ -90,8 +90,9 @@ async def test_the_far_end_is_told_whose_stream_it_is(tmp_path: Path) -> None:
             found.set_result(stream.remote)
 
         await trio.far.serve("/test/who/1", handler)
-        await trio.near.open(trio.far.peer_id, "/test/who/1", PATIENCE)
+        stream = await trio.near.open(trio.far.peer_id, "/test/who/1", PATIENCE)
         assert await found == trio.near.peer_id
+        stream.close()
         trio.far.refuses = lambda peer: peer == trio.near.peer_id
         with pytest.raises((PeerUnreachable, DeadlineExceeded)):
             await trio.opened()
@@ -122,6 +123,7 @@ async def test_a_rate_is_kept(tmp_path: Path) -> None:
         for _ in range(10):
             await stream.read(10_000)
         assert clock() - began > 1.5, "200 kB at 100 kB/s, a burst less"
+        stream.close()
 
 
 async def test_a_peer_between_that_ends_ends_its_streams(tmp_path: Path) -> None:
@@ -132,3 +134,4 @@ async def test_a_peer_between_that_ends_ends_its_streams(tmp_path: Path) -> None
         await trio.between.close()
         with pytest.raises(PeerUnreachable):
             await stream.read(1)
+        stream.close()
