@@ -96,7 +96,7 @@ class Swarm:
         for number in range(PEERS):
             key = self._folder / f"{number}.key"
             Identity.generate().save(key)
-            peer = Libp2pTransport(key, Libp2pConfig(host="127.0.0.1", relay=False, nat_port_map=False))
+            peer = Libp2pTransport(key, Libp2pConfig(host="127.0.0.1", nat_port_map=False))
             await peer.start()
             self._closing.push_async_callback(peer.close)
             if self.peers:

@@ -94,7 +94,7 @@ class Soak:
     def _transport(self, name: str) -> Libp2pTransport:
         key = self._folder / f"{name}.key"
         Identity.generate().save(key)
-        return Libp2pTransport(key, Libp2pConfig(host=HOST, relay=False, nat_port_map=False))
+        return Libp2pTransport(key, Libp2pConfig(host=HOST, nat_port_map=False))
 
     def _start_node(self, number: int, address: str) -> None:
         state = StateDirectory(self._folder / f"node{number}")

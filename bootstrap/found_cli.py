@@ -20,13 +20,14 @@ from bootstrap.display import OTHER_ADDRESS_FILE, require_places
 from bootstrap.model_options import EndOfText, FromCheckpoint, OwnManifest, RunTokenizer
 from node.command import App, Version, doing, fail, run_async
 from node.config import MANIFEST_FILE
+from node.machine.limits import parse_rate
 from node.machine.listening import require_place
 from node.machine.named import Use
 from node.machine.open_files import take_open_files
 from node.membership.outside import announced
 from node.watch.events import set_up_logging
 from protocol.addresses import SEED_PORT, check_announced
-from protocol.errors import NolocoError
+from protocol.errors import NolocoError, UserError
 from protocol.keeping import own
 from protocol.manifest import PRESETS
 from protocol.transport.ports import require_port
@@ -93,6 +94,15 @@ def bootstrap(
     verbose: Annotated[
         bool, typer.Option(help="Also log what the network layer does.", show_default=False)
     ] = False,
+    relay_for_others: Annotated[
+        str,
+        typer.Option(
+            metavar="RATE",
+            help="Pass on so much between nodes that cannot dial each other; 0 is nothing.",
+            envvar="NOLOCO_RELAY_FOR_OTHERS",
+            show_envvar=False,
+        ),
+    ] = "20Mbit",
     version: Version = False,
 ) -> None:
     """Found a run and keep its seed peer up.
@@ -122,9 +132,18 @@ def bootstrap(
             founded = replace(found(directory, wanted, raw), text="" if run is None else run.text)
             known_as = announced(announce or (), port, founded.peer_id)
             config = Libp2pConfig(host=host, port=port, announce=known_as)
-            run_async(keep_seed_peer(founded, config, address_file, dashboard, keep, join or ()))
+            passed_on = _rate(relay_for_others)
+            run_async(keep_seed_peer(founded, config, address_file, dashboard, keep, join or (), passed_on))
     except NolocoError as error:
         fail(error)
+
+
+def _rate(text: str) -> float:
+    """Return bytes per second. Raises `UserError`."""
+    try:
+        return 0.0 if text in ("", "0") else parse_rate(text)
+    except ValueError as error:
+        raise UserError(f"--relay-for-others cannot be used: {error}.") from None
 
 
 def _asked() -> Answered | None:

@@ -25,7 +25,7 @@ from protocol.errors import UserError
 RARE = frozenset(
     ("run", "text_field", "data_cache", "cache_size", "tokenizer", "from_checkpoint", "host", "announce", "relay",
      "precision", "recompute", "compile", "threads", "checkpoint_minutes", "trace", "panel", "verbose",
-     "max_temperature", "name", "network_hours", "keep", "keep_stages", "keep_days", "begin_anew")
+     "max_temperature", "relay_for_others", "name", "network_hours", "keep", "keep_stages", "keep_days", "begin_anew")
 )  # fmt: skip
 MOST_HOURS = 300  # characters of them
 MANIFEST_FILE = "manifest.noloco"  # in the state directory of a node that has been a member of a run
@@ -85,7 +85,8 @@ class NodeConfig(BaseModel):
         default=(), description="Multiaddress to announce to other peers, for a port that is mapped."
     )
     relay: bool = Field(
-        default=True, description="Use libp2p relays to reach peers behind NAT, and map the port with UPnP."
+        default=True,
+        description="Be reached through other peers where nobody can dial this node; map the port by UPnP.",
     )
     device: str = Field(
         default="auto",
@@ -105,6 +106,9 @@ class NodeConfig(BaseModel):
     )
     max_upload: str = Field(default="", description="Upload limit, such as 20Mbit or 2.5MB/s.")
     max_download: str = Field(default="", description="Download limit.")
+    relay_for_others: str = Field(
+        default="", description="Pass on so much between nodes that cannot dial each other, such as 20Mbit."
+    )
     monthly_cap: str = Field(default="", description="Traffic after which to pause, such as 500GB.")
     gpu_percent: int = Field(
         default=100,

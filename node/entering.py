@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from node.data.batches import Position
+from node.machine.limits import parse_rate
 from node.membership.data_source import DataSupply, RunTokenizer
 from node.membership.entry import enter
 from node.membership.hearsay import serve_records
@@ -15,6 +16,7 @@ from node.membership.joining import serve_greeting
 from node.membership.past import Past, serve_past
 from node.membership.revoking import Revoking
 from node.membership.stage_choice import Abilities
+from node.membership.ways_in import WaysIn, serve_ways
 from node.node_resources import NodeResources
 from node.state.copies import CopyService
 from node.state.copy_keeper import CopyKeeper, copies_in
@@ -99,6 +101,18 @@ def remember_past(member: NodeResources) -> None:
     member.supervisor.keep("keeping the past of the stages", keep, consequence)
 
 
+def keep_ways(member: NodeResources) -> None:
+    """Stay reachable through others where nobody can dial this node, and pass on what its volunteer allows."""
+    rate = member.config.relay_for_others
+    member.transport.pass_on(parse_rate(rate) if rate else 0.0)
+    serve_ways(member.rpc)
+    if not member.config.announce and member.config.relay:
+        ways = WaysIn(member.rpc, member.random(), member.events)
+        member.supervisor.keep(
+            "staying reachable", ways.run, "Whoever cannot dial this node cannot reach it."
+        )
+
+
 def keep_copies(member: NodeResources, is_resting: Callable[[], bool]) -> None:
     """Offer what is on this node's disk of other stages; with `--keep` also fetch copies of all, unless it rests."""
     run_id, state = member.signed.run_id, member.surroundings.state
@@ -125,6 +139,7 @@ async def save_past(member: NodeResources) -> None:
 def equip(member: NodeResources, position: Position | None, is_resting: Callable[[], bool]) -> None:
     """Give the node its tokenizer, data from `position` on, stages it can serve, and others' records to show."""
     serve_records(member.rpc, member.signed, member.view, member.admission)
+    keep_ways(member)
     remember_past(member)
     keep_copies(member, is_resting)
     config, manifest, state = member.config, member.signed.manifest, member.surroundings.state

@@ -169,7 +169,6 @@ def transport_config(config: NodeConfig, state: StateDirectory, own: PeerId) -> 
         host=config.host,
         port=port,
         announce=announced(config.announce, port, own),
-        relay=config.relay,
         nat_port_map=config.relay,
         upload=parse_rate(config.max_upload) if config.max_upload else 0.0,
         download=parse_rate(config.max_download) if config.max_download else 0.0,

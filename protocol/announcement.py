@@ -34,6 +34,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 MOST_FIGURE = 1e15  # sums, squares and ratios of such numbers are finite, and they fit a line
 # what a node says of itself, times too: what is larger counts as that
 Figure = Annotated[Number, AfterValidator(lambda number: max(-MOST_FIGURE, min(number, MOST_FIGURE)))]
+WholeId = Annotated[str, Field(pattern=f"^12D3Koo[{BASE58}]{{45}}$")]
 PeerEnd = Annotated[str, Field(pattern=f"^[{BASE58}]{{{PEER_CHARACTERS}}}$")]
 Feature = Annotated[str, Field(max_length=32)]
 RoundTrip = Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)]
@@ -89,6 +90,8 @@ class Announcement(Entry):
     name: Annotated[str, Field(max_length=32)] = ""  # what its volunteer calls it
     links: PublishedLinks = []  # measured lately, from this node to others
     level: Annotated[int, Field(ge=0, le=MOST_LEVEL)] = 0  # this record is in one of 2^level buckets
+    # who passes streams on to this node, which nobody can dial
+    through: Annotated[list[WholeId], Field(max_length=4)] = []
     beginning: Natural = 0  # of its lineage, see `protocol.lineage`, and when that began
     begun: Annotated[Figure, Field(ge=0)] = 0.0
     # of the node's program, see `protocol.compatibility`: versions before these fields were speak protocol 1.0

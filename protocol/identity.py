@@ -39,6 +39,10 @@ class Identity:
         )
         self.peer_id: PeerId = peer_id_of(self.public_key)
 
+    @property
+    def private_key(self) -> Ed25519PrivateKey:
+        return self._key
+
     @window
     def __repr__(self) -> str:
         return f"Peer: {short(self.peer_id)}"

@@ -44,6 +44,7 @@ from node.membership.past import Past, serve_past
 from node.membership.revoking import Revoking
 from node.membership.tokenizer_peers import serve_tokenizer
 from node.membership.view import View
+from node.membership.ways_in import serve_ways
 from node.model.stage import described_parameters
 from node.node_resources import attempt
 from node.state.copies import CopyService
@@ -234,6 +235,7 @@ class SeedPeer:
             WordAnswers(self.transport.peer_id, self._directory.path, self.transport.now).serve(self.rpc)
         self.view.noted = self.past.note
         serve_past(self.rpc, self.past)
+        serve_ways(self.rpc)
         await self.rpc.start()
 
     async def _guard(self, admission: Admission) -> None:
@@ -297,11 +299,13 @@ async def keep_seed_peer(
     dashboard: str = "",
     keep: bool | None = None,
     join: Sequence[str] = (),
+    passed_on: float = 0.0,
 ) -> None:
     """Run the seed peer until it is told to leave, with the `dashboard` at HOST:PORT, if any.
 
     It keeps copies of all stages if told to `keep` them, and by default where they are small. `join` are addresses
-    of members, for a run that goes on and whose members do not know this peer.
+    of members, for a run that goes on and whose members do not know this peer. Between members that cannot dial each
+    other it passes on so many bytes per second.
 
     Raises `ResourceError` when a port is taken, and `JoinError` when none of the run answers at `join`.
     """
@@ -320,6 +324,7 @@ async def keep_seed_peer(
     )
     try:
         await seed.start()
+        seed.transport.pass_on(passed_on)
         if join:
             await seed.join(join)
         elif not founded.is_new and not StateDirectory(directory).peer_book():

@@ -14,7 +14,7 @@ import torch
 from bootstrap.inspect.credentials import token_finder
 from bootstrap.inspect.large_packets import large_packets
 from bootstrap.inspect.passing_peer import measured_links, members_of, passing_peer
-from bootstrap.inspect.reachability import ask_members, clock, has_relay, reachability
+from bootstrap.inspect.reachability import ask_members, clock, reachability
 from node.first_look import towards
 from node.machine.checkup import (
     CheckResult,
@@ -96,7 +96,7 @@ async def network(
         return
     try:
         # as a node would, which asks the home router to forward its port, too
-        config = Libp2pConfig(host=host, port=port, relay=True, nat_port_map=True)
+        config = Libp2pConfig(host=host, port=port, nat_port_map=True)
         async with passing_peer(config) as (rpc, key):
             reached = await rpc.transport.connect(reachable, DIAL_SECONDS)
             if not reached:
@@ -171,9 +171,7 @@ async def _as_visitor(
     yield clock(answers, greeting.offset, signed.manifest.limits.clock_skew)
     port = tcp_port(rpc.transport.addresses())
     dialled = [None if answer is None else answer.reached for answer in answers]
-    nobody_could = any(answer == "" for answer in dialled) and not any(dialled)
-    by_relay = nobody_could and await has_relay(rpc.transport)
-    yield reachability(dialled, port, by_relay, near)
+    yield reachability(dialled, port, near)
     if signed.manifest.access.private:  # a record would use the token up
         yield CheckResult(
             "uplink", None, "Not measured: in a private run members answer probes of members alone."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -16,13 +15,8 @@ from protocol.ground import PeerId
 from protocol.messages.peers import Hello
 from protocol.rpc import Rpc
 from protocol.supervision import all_of
-from protocol.transport.base import Transport
 
 MOST_DIALLING_BACK = 8
-RELAY_SECONDS = 30.0  # p2pd had a relay's address after 10 to 20 s
-LOOK_SECONDS = 1.0
-# of a relayed connection, after which libp2p ends it (circuit v2's default): 120 kB of ours passed, 130 kB did not
-RELAYED = "128 KiB"
 
 
 @dataclass(frozen=True)
@@ -49,16 +43,6 @@ async def ask_members(rpc: Rpc, members: Sequence[PeerId]) -> list[Answered | No
     return await all_of(*(ask(peer) for peer in members[:MOST_DIALLING_BACK]))
 
 
-async def has_relay(transport: Transport) -> bool:
-    """Return whether others reach this peer through a relay; waits `RELAY_SECONDS` for that at most."""
-    ends = asyncio.get_running_loop().time() + RELAY_SECONDS
-    while not (found := any("p2p-circuit" in address for address in transport.addresses())):
-        if asyncio.get_running_loop().time() >= ends:
-            break
-        await asyncio.sleep(LOOK_SECONDS)
-    return found
-
-
 def clock(answers: Sequence[Answered | None], first: float, limit: float) -> CheckResult:
     """Judge the clock by how far it is ahead of members', or was of the `first`; `limit` is what the run allows."""
     ahead = [answer.ahead for answer in answers if answer is not None] or [first]
@@ -72,9 +56,7 @@ def clock(answers: Sequence[Answered | None], first: float, limit: float) -> Che
     return CheckResult("clock", True, told)
 
 
-def reachability(
-    answers: Sequence[str | None], port: int, by_relay: bool, near: Interface | None = None
-) -> CheckResult:
+def reachability(answers: Sequence[str | None], port: int, near: Interface | None = None) -> CheckResult:
     """Judge the port by answers: the address at which this machine was dialled, "" for none, None for no answer."""
     tried = [answer for answer in answers if answer is not None]
     at = sorted({answer for answer in tried if answer})
@@ -87,15 +69,12 @@ def reachability(
         )
     if not tried:
         return CheckResult("port", None, "Nobody tried to dial this machine back.")
-    only = "A node here trains over connections that it opens itself, not with others whom nobody can dial either."
-    if by_relay:
-        told = (
-            f"Only by relay: none of {len(tried)} peers could dial this machine. No bulk data goes through relays, "
-            f"which end a connection after {RELAYED}. {only} {_opened(port, near)}"
-        )
-        return CheckResult("port", None, told)
-    told = f"None of {len(tried)} peers could dial this machine, and none relays to it. {only} {_opened(port, near)}"
-    return CheckResult("port", False, told)
+    told = (
+        f"None of {len(tried)} peers could dial this machine. A node here trains with those that it can dial itself, "
+        "and with others through a peer that passes streams on: a seed peer does, and members with "
+        f"--relay-for-others. For the direct way: {_opened(port, near)}"
+    )
+    return CheckResult("port", None, told)
 
 
 def _opened(port: int, near: Interface | None) -> str:

@@ -121,7 +121,7 @@ class LocalSwarm:
     async def _run(self, founded: Founded) -> Summary:
         plan, summary = self.plan, self.summary
         summary.run_id = founded.signed.run_id
-        config = Libp2pConfig(host="127.0.0.1", relay=False, nat_port_map=False)
+        config = Libp2pConfig(host="127.0.0.1", nat_port_map=False)
         transport = Libp2pTransport(founded.seed_key, config)
         seed = SeedPeer(transport, founded.signed, founded.tokenizer, hashes=founded.hashes)
         log = plan.directory / "dashboard.log"

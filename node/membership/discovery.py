@@ -129,6 +129,7 @@ async def _read(
             continue
         if announcement.stage == stage and key in keys_to_announce(run_id, stage, peer, announcement.level):
             transport.learn(peer, announcement.addresses)
+            transport.learn_ways(peer, [PeerId(between) for between in announcement.through])
             found.append(Member(peer, announcement, record.expires, sealed=record.sealed))
     return found
 

@@ -70,6 +70,7 @@ class RecordReader:
         if announcement.level != shared.level:
             raise RecordError("the record says another level")
         self._transport.learn(peer, announcement.addresses)
+        self._transport.learn_ways(peer, [PeerId(between) for between in announcement.through])
         return Member(peer, announcement, record.expires, sealed=record.sealed)
 
 

@@ -303,9 +303,9 @@ def _tell_of_way(events: Events, greeting: Greeting, port: int) -> None:
     events.say(f"{sentence}.", "greeted", ahead=greeting.offset, reached=greeting.reached)
     if port and not greeting.reached:
         events.warn(
-            f"A peer could not dial this node back at port {port}: others reach it only by relay, if at all, and "
-            f"relays carry no bulk data. Forward TCP port {port} to this machine, or open it in its firewall; noloco "
-            "doctor --join tells more.",
+            f"A peer could not dial this node back at port {port}: those that it cannot dial, either, reach it only "
+            f"through a peer that passes streams on. For the direct way, forward TCP port {port} to this machine, or "
+            "open it in its firewall; noloco doctor --join tells more.",
             "not-reachable",
             port=port,
         )

@@ -71,6 +71,20 @@ class Hello(Asks[Welcome], kind="hello", traffic=Traffic.CONTROL, asker=Asker.NE
     port: Annotated[int, Field(ge=0, le=65_535)] = 0
 
 
+class WayKept(Message, kind="way-kept"):
+    seconds: Annotated[
+        float, Field(gt=0, le=3_600, allow_inf_nan=False)
+    ]  # for which it is kept, unless asked again
+
+
+class KeepWay(Asks[WayKept], kind="keep-way", traffic=Traffic.CONTROL):
+    """Asks the peer to pass streams on to the asker, which nobody can dial, for a while.
+
+    The connection between the two must stay. May be repeated, and has to be. Refusal: "passes-nothing-on" (it is not
+    willing, or does so for as many as it can).
+    """
+
+
 class Introduce(Asks[Done], kind="introduce", traffic=Traffic.CONTROL, asker=Asker.NEWCOMER):
     """Shows the sender's record to a peer that may not have found it in the DHT yet.
 

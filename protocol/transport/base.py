@@ -61,6 +61,7 @@ class Transport(abc.ABC):
     """Everything a peer can do on the network. All methods run on the loop that created the object."""
 
     peer_id: PeerId
+    ways_in: tuple[PeerId, ...] = ()  # who passes streams on to this peer, as its record says
     refuses: Callable[[PeerId], bool] = staticmethod(
         lambda peer: False
     )  # whose streams end before they are read
@@ -126,6 +127,23 @@ class Transport(abc.ABC):
         `open` falls back on them when the network's own routing does not find the peer. Malformed ones, and those
         that nobody but the user of this machine may have dialled, are passed over (`protocol.addresses`).
         """
+
+    def learn_ways(self, peer: PeerId, through: Sequence[PeerId]) -> None:
+        """Note the peers that pass streams on to `peer`, which nobody can dial, as told by its signed record."""
+        return
+
+    def pass_on(self, rate: float) -> None:
+        """Pass streams on between others from now on, at so many bytes per second; 0 passes none on."""
+        return
+
+    def keep_way_to(self, peer: PeerId) -> float:
+        """Pass streams on to `peer`, which asks for it; return for how many seconds, 0 where this is refused."""
+        return 0.0
+
+    @property
+    def passed_on(self) -> int:
+        """Bytes passed on between others since this object was made."""
+        return 0
 
     @abc.abstractmethod
     async def open(self, peer: PeerId, protocol: str, deadline: float, *, ahead: bool = False) -> Stream:

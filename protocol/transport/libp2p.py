@@ -33,6 +33,8 @@ from protocol.transport.dialling import Dials
 from protocol.transport.libp2p_session import Libp2pStream, Session
 from protocol.transport.metering import Meter
 from protocol.transport.p2pd import Libp2pConfig
+from protocol.transport.passing_on import PASS_ON, PASSED_ON
+from protocol.transport.third_peers import ThirdPeers
 from protocol.windows import counted, short, window
 
 __all__ = ["Libp2pConfig", "Libp2pTransport"]
@@ -65,6 +67,11 @@ class Libp2pTransport(Transport):
         self._session: Session | None = None  # None while p2pd is down
         self._latest: Session | None = None  # the last one started, to be stopped in any case
         self._handlers: dict[str, Handler] = {}
+        self._thirds = ThirdPeers(
+            self._identity, self._open_connected, self._handlers, lambda peer: self.refuses(peer)
+        )
+        self._handlers[PASS_ON] = self._on_pass_on
+        self._handlers[PASSED_ON] = self._thirds.on_passed_on
         self._book = PeerTable[list[str]](_BOOK_SIZE)  # addresses of peers met, the latest last
         self._dials = Dials()  # by the peers' own records
         self._joined_at = set[bool]()  # whether an address that answered `connect` was of this machine
@@ -127,6 +134,8 @@ class Libp2pTransport(Transport):
     async def open(self, peer: PeerId, protocol: str, deadline: float, *, ahead: bool = False) -> Stream:
         """See `Transport.open`. A peer that could not be reached rests for a while, unless it comes by itself."""
         session, clock = self._up(), asyncio.get_running_loop().time
+        if self._thirds.ways_to(peer) and not (await session.remotes()).get(peer):
+            return await self._thirds.open(peer, protocol, deadline)
         if self._dials.rests(peer, clock()) and peer not in await session.connected(deadline):
             raise PeerUnreachable(f"{peer} could not be reached a moment ago")
         try:
@@ -152,6 +161,30 @@ class Libp2pTransport(Transport):
             if not await session.dial_any(peer, addresses, ends - clock()):
                 raise
         return await session.open(peer, protocol, ends - clock(), ahead=ahead, when_taken=taken)
+
+    async def _open_connected(self, peer: PeerId, protocol: str, deadline: float) -> Stream:
+        """A stream to a peer that is connected, at once. Raises as `open`."""
+        session = self._up()
+        if peer not in await session.connected(deadline):
+            raise PeerUnreachable(f"{peer} is not connected")
+        return await session.open(peer, protocol, deadline, ahead=True, when_taken=lambda: None)
+
+    async def _on_pass_on(self, stream: Stream) -> None:
+        if self._admission is None or self._admission.knows(stream.remote):
+            await self._thirds.on_pass_on(stream)
+
+    def learn_ways(self, peer: PeerId, through: Sequence[PeerId]) -> None:
+        self._thirds.learn(peer, through)
+
+    def pass_on(self, rate: float) -> None:
+        self._thirds.passing.limit(rate)
+
+    def keep_way_to(self, peer: PeerId) -> float:
+        return self._thirds.passing.keep_for(peer)
+
+    @property
+    def passed_on(self) -> int:
+        return self._thirds.passing.nbytes
 
     def _whereabouts(self, session: Session) -> Whereabouts:
         own = session.addresses
@@ -217,6 +250,7 @@ class Libp2pTransport(Transport):
 
     async def shut_out(self, peer: PeerId) -> None:
         """See `Transport.shut_out`; does nothing while that is already under way. Raises nothing."""
+        self._thirds.shut_out(peer)
         session = self._session
         if session is None or peer in self._shutting_out:
             return
@@ -263,6 +297,7 @@ class Libp2pTransport(Transport):
         session = await Session.start(self._identity_path, self.peer_id, self._config, *around)
         session.refuse_by(lambda peer: self.refuses(peer), self.shut_out)
         self._latest = session
+        self._thirds.begin(session.p2pd.directory)
         if self._admission is not None:
             session.dht.restrict(self._admission)
         for protocol in list(self._handlers):

@@ -43,7 +43,6 @@ class Libp2pConfig:
     host: str = "127.0.0.1"  # the address to listen on; "0.0.0.0" for all of IPv4
     port: int = 0  # 0: any free one, kept for as long as the transport lives
     announce: tuple[str, ...] = ()  # multiaddresses without /p2p/ that replace those found on this machine
-    relay: bool = False  # reach and be reached through other peers, and carry others' traffic
     nat_port_map: bool = False  # ask the home router to forward the port (UPnP, NAT-PMP)
     client_only: bool = False  # listen nowhere and store nothing for others: for observers
     startup_timeout: float = 60.0  # seconds
@@ -117,8 +116,8 @@ class P2pd:
                     announce_maddrs=list(config.announce) or None,
                     dht_mode="client" if config.client_only else "server",
                     identity_path=str(identity),
-                    use_relay=config.relay,
-                    use_auto_relay=config.relay,
+                    use_relay=False,  # `passing_on` does what its relays do, counted and within a bound
+                    use_auto_relay=False,
                     auto_nat=not config.client_only,
                     nat_port_map=config.nat_port_map,
                     startup_timeout=config.startup_timeout,

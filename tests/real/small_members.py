@@ -1,6 +1,6 @@
 """Members of a run that train nothing, several in one process: they greet, dial back, and answer probes.
 
-python small_members.py HOST COUNT with-relays|no-relays: prints an address of each at HOST, and serves.
+python small_members.py HOST COUNT: prints an address of each at HOST, and serves.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ import asyncio
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-
-from hivemind.p2p import P2P
 
 from node.links.probing import probe_digest
 from node.membership.joining import serve_greeting
@@ -22,24 +20,13 @@ from protocol.signed_manifest import SignedManifest
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 
-def relay_for_nobody() -> None:
-    """Start p2pd so that it is no relay: told relay=0 it is one, see docs/decisions.md."""
-    plain = P2P._make_process_args
-
-    def without(*arguments: object, **flags: object) -> list[str]:
-        command: list[str] = plain(*arguments, forceReachabilityPrivate=True, **flags)
-        return command
-
-    P2P._make_process_args = staticmethod(without)
-
-
 async def on_probe(request: Request[Probe]) -> Answer[Probed]:
     return Answer(Probed(digest=probe_digest(request.message.nonce, request.frame.payload)))
 
 
-async def member(path: Path, signed: SignedManifest, relays: bool) -> Libp2pTransport:
+async def member(path: Path, signed: SignedManifest) -> Libp2pTransport:
     Identity.load_or_create(path)
-    transport = Libp2pTransport(path, Libp2pConfig(host="0.0.0.0", relay=relays))
+    transport = Libp2pTransport(path, Libp2pConfig(host="0.0.0.0"))
     rpc = Rpc(transport)
     await transport.start()
     await rpc.start()
@@ -49,12 +36,10 @@ async def member(path: Path, signed: SignedManifest, relays: bool) -> Libp2pTran
     return transport
 
 
-async def main(host: str, count: int, relays: bool) -> None:
-    if not relays:
-        relay_for_nobody()
+async def main(host: str, count: int) -> None:
     signed = SignedManifest.sign(load_preset("tiny"), Identity.from_seed("owner"))
     with TemporaryDirectory() as directory:
-        members = [await member(Path(directory) / f"{number}.key", signed, relays) for number in range(count)]
+        members = [await member(Path(directory) / f"{number}.key", signed) for number in range(count)]
         try:
             for one in members[1:]:
                 await one.connect(members[0].addresses()[:1], 15.0)
@@ -67,4 +52,4 @@ async def main(host: str, count: int, relays: bool) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "with-relays"))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2])))

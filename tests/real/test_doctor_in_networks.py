@@ -50,7 +50,7 @@ class Way:
 
 
 @contextmanager
-def way(tmp_path: Path, mapped: bool, relays: bool) -> Iterator[Way]:
+def way(tmp_path: Path, mapped: bool) -> Iterator[Way]:
     with MappedNetwork({PORT: PORT} if mapped else {}) as network:
         program = Path(__file__).with_name("small_members.py")
         command = [
@@ -58,7 +58,6 @@ def way(tmp_path: Path, mapped: bool, relays: bool) -> Iterator[Way]:
             str(program),
             OUTSIDE,
             str(MEMBERS),
-            "with-relays" if relays else "no-relays",
         ]
         members = Daemon(command, tmp_path / "members.log", network.outside)
         try:
@@ -74,7 +73,7 @@ def in_namespace(prefix: tuple[str, ...], *command: str, text: str | None = None
 
 
 def test_an_open_port_is_well(tmp_path: Path) -> None:
-    with way(tmp_path, mapped=True, relays=False) as here:
+    with way(tmp_path, mapped=True) as here:
         told = here.doctor(prefix=here.network.inside)
         assert told["interface"].startswith(f"ok eth0, {INSIDE}: a private address")
         assert told["MTU"] == "ok 1500 bytes on eth0."
@@ -86,36 +85,26 @@ def test_an_open_port_is_well(tmp_path: Path) -> None:
 
 
 def test_a_port_that_the_firewall_closes(tmp_path: Path) -> None:
-    with way(tmp_path, mapped=False, relays=False) as here:
+    with way(tmp_path, mapped=False) as here:
         hook = "type filter hook input priority 0;"
         closed = f"table ip fw {{\nchain input {{ {hook}\ntcp dport {PORT} ct state new drop;\n}}\n}}\n"
         in_namespace(here.network.router, "nft", "-f", "-", text=closed)
         told = here.doctor(prefix=here.network.router)
         assert told["interface"].endswith(f", {ROUTER}.")  # a public address
-        assert told["port"].startswith(f"NO None of {MEMBERS} peers could dial this machine")
+        assert told["port"].startswith(f"-- None of {MEMBERS} peers could dial this machine")
         assert f"Open TCP port {PORT} in this machine's firewall (ufw allow {PORT}/tcp)" in told["port"]
         assert told["uplink"].startswith("ok")
 
 
-def test_behind_a_router_that_forwards_nothing_there_are_relays_and_no_bulk_data(tmp_path: Path) -> None:
-    with way(tmp_path, mapped=False, relays=True) as here:
+def test_behind_a_router_that_forwards_nothing(tmp_path: Path) -> None:
+    with way(tmp_path, mapped=False) as here:
         told = here.doctor(prefix=here.network.inside)
-        assert told["port"].startswith(f"-- Only by relay: none of {MEMBERS} peers could dial this machine.")
-        assert "No bulk data goes through relays" in told["port"]
-        assert f"Forward TCP port {PORT} of the router to {INSIDE}, this machine" in told["port"]
-
-
-def test_behind_a_router_that_forwards_nothing_without_relays(tmp_path: Path) -> None:
-    with way(tmp_path, mapped=False, relays=False) as here:
-        told = here.doctor(prefix=here.network.inside)
-        assert told["port"].startswith(
-            f"NO None of {MEMBERS} peers could dial this machine, and none relays to it"
-        )
+        assert told["port"].startswith(f"-- None of {MEMBERS} peers could dial this machine.")
         assert f"Forward TCP port {PORT} of the router to {INSIDE}, this machine" in told["port"]
 
 
 def test_a_clock_that_is_ten_seconds_ahead(tmp_path: Path) -> None:
-    with way(tmp_path, mapped=True, relays=False) as here:
+    with way(tmp_path, mapped=True) as here:
         told = here.doctor(prefix=here.network.inside, module="tests.real.wrong_clock")
         assert re.match(r"NO This machine's clock is (9\.9|10\.\d) s ahead of the swarm's", told["clock"])
         assert "timedatectl set-ntp true" in told["clock"]
@@ -127,7 +116,7 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     full.mkdir()
     own_mounts = ("unshare", "--mount", "--propagation", "private", "sh", "-c")
     filled = f'mount -t tmpfs -o size=1m none {full} && head -c 1048576 /dev/zero > {full}/all; exec "$@"'
-    with way(tmp_path, mapped=True, relays=False) as here:
+    with way(tmp_path, mapped=True) as here:
         prefix = (*here.network.inside, *own_mounts, filled, "sh")
         told = here.doctor("--state-dir", str(full / "state"), prefix=prefix)
         assert told["disk"] == (
@@ -139,7 +128,7 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
 
 
 def test_an_interface_with_a_small_mtu(tmp_path: Path) -> None:
-    with way(tmp_path, mapped=True, relays=False) as here:
+    with way(tmp_path, mapped=True) as here:
         in_namespace(here.network.inside, "ip", "link", "set", "dev", "eth0", "mtu", "1280")
         told = here.doctor(prefix=here.network.inside)
         assert told["MTU"].startswith("-- 1280 bytes on eth0, where 1500 are usual.")
@@ -149,7 +138,7 @@ def test_an_interface_with_a_small_mtu(tmp_path: Path) -> None:
 
 
 def test_a_way_that_loses_large_packets_without_a_word(tmp_path: Path) -> None:
-    with way(tmp_path, mapped=True, relays=False) as here:
+    with way(tmp_path, mapped=True) as here:
         here.network.lose_large_packets(1280)
         told = here.doctor(prefix=here.network.inside)
         assert told["MTU"].startswith("ok 1500")  # of the interface, which knows nothing of it

@@ -131,40 +131,32 @@ def test_a_wrong_clock_is_told_by_most_members() -> None:
 
 
 def test_who_is_dialled_by_some_is_reachable() -> None:
-    found = reachability([AT, AT, "", None], 31337, by_relay=False, near=HOME)
+    found = reachability([AT, AT, "", None], 31337, near=HOME)
     assert found == CheckResult("port", True, f"2 of 3 peers dialled this machine directly, at {AT}.")
-    assert reachability([None], 4, by_relay=False).is_well is None
+    assert reachability([None], 4).is_well is None
 
 
 def test_who_is_dialled_in_its_own_network_alone_may_not_be_elsewhere() -> None:
-    found = reachability(["/ip4/192.168.1.20/tcp/31337"], 31337, by_relay=False, near=HOME)
+    found = reachability(["/ip4/192.168.1.20/tcp/31337"], 31337, near=HOME)
     assert found.is_well is None
     assert "Forward TCP port 31337 of the router to 192.168.1.20" in found.told
-    assert reachability(["/ip4/127.0.0.1/tcp/31337"], 31337, by_relay=False).is_well  # a swarm on one machine
+    assert reachability(["/ip4/127.0.0.1/tcp/31337"], 31337).is_well  # a swarm on one machine
 
 
 def test_who_cannot_be_dialled_is_told_what_to_forward() -> None:
-    no = reachability(["", "", None], 31337, by_relay=False, near=HOME)
-    assert no.is_well is False
-    assert no.told.startswith("None of 2 peers could dial this machine, and none relays to it.")
+    no = reachability(["", "", None], 31337, near=HOME)
+    assert no.is_well is None, "a seed peer passes streams on"
+    assert no.told.startswith("None of 2 peers could dial this machine.")
+    assert "--relay-for-others" in no.told
     assert "Forward TCP port 31337 of the router to 192.168.1.20, this machine" in no.told
-    unknown = reachability([""], 31337, by_relay=False)
+    unknown = reachability([""], 31337)
     assert "Forward TCP port 31337 of the router to this machine" in unknown.told
 
 
 def test_with_an_address_of_its_own_it_is_the_firewall() -> None:
-    no = reachability([""], 31337, by_relay=False, near=PUBLIC)
+    no = reachability([""], 31337, near=PUBLIC)
     assert "Open TCP port 31337 in this machine's firewall (ufw allow 31337/tcp)" in no.told
     assert "router" not in no.told
-
-
-def test_relays_carry_no_bulk_data() -> None:
-    found = reachability([""], 31337, by_relay=True, near=HOME)
-    assert found.is_well is None
-    assert found.told.startswith(
-        "Only by relay: none of 1 peers could dial this machine. No bulk data goes through"
-    )
-    assert "Forward TCP port 31337" in found.told
 
 
 def test_the_uplink_is_the_best_that_was_measured() -> None:

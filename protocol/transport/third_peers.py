@@ -1,0 +1,126 @@
+"""Streams to and from peers that cannot be dialled, through third ones, and what this peer passes on for others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from weakref import WeakSet
+
+from protocol.errors import DeadlineExceeded, PeerUnreachable
+from protocol.ground import PeerId
+from protocol.identity import Identity
+from protocol.peer_limits import PeerTable
+from protocol.transport.base import Handler, Stream
+from protocol.transport.passing_on import PASS_ON, PASSED_ON, PassingOn, ask_to_pass_on, asked_of
+from protocol.transport.relayed_stream import Certificate, RelayedStream, answer_through, call_through
+from protocol.windows import counted, window
+
+logger = logging.getLogger(__name__)
+
+PASSING_DEADLINE = 10.0  # seconds for a third peer to pass a stream on, and for its other end to answer
+MOST_KNOWN = 4_096  # peers of which it is known who passes streams on to them
+
+Opens = Callable[[PeerId, str, float], Awaitable[Stream]]
+
+
+class ThirdPeers:
+    """A peer's dealings with third ones.
+
+    Mutable state: who passes streams on to which peers, the relayed streams that are open, and the certificate for
+    them, which lies in the folder of the p2pd that runs.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        opens: Opens,
+        handlers: Mapping[str, Handler],
+        refuses: Callable[[PeerId], bool],
+    ) -> None:
+        """`opens` a stream to a peer that is connected; `handlers` are of all protocols that are served here."""
+        self.passing = PassingOn(opens, lambda: asyncio.get_running_loop().time())
+        self._identity = identity
+        self._opens = opens
+        self._handlers = handlers
+        self._refuses = refuses
+        self._certificate: Certificate | None = None
+        self._ways = PeerTable[list[PeerId]](MOST_KNOWN)
+        self._open = PeerTable[WeakSet[RelayedStream]](MOST_KNOWN)
+
+    @window
+    def __repr__(self) -> str:
+        return f"Ways to: {counted(len(self._ways), 'peer')} | {self.passing}"
+
+    def begin(self, folder: Path) -> None:
+        """Keep the certificate in this folder, where only this user may look."""
+        try:
+            self._certificate = Certificate(self._identity, folder / "relayed.pem")
+        except OSError as error:
+            self._certificate = None
+            logger.warning(
+                "No stream goes through other peers: the certificate cannot be written (%s).", error
+            )
+
+    def learn(self, peer: PeerId, through: Sequence[PeerId]) -> None:
+        """See `Transport.learn_ways`."""
+        if through:
+            self._ways[peer] = [
+                between for between in through if between not in (peer, self._identity.peer_id)
+            ]
+        else:
+            self._ways.pop(peer, None)
+
+    def ways_to(self, peer: PeerId) -> list[PeerId]:
+        """The peers that pass streams on to this one; none where it can be dialled."""
+        return self._ways.get(peer, [])
+
+    async def open(self, peer: PeerId, protocol: str, deadline: float) -> RelayedStream:
+        """A stream through the first peer that passes it on. Raises `PeerUnreachable`."""
+        clock, failure = asyncio.get_running_loop().time, "nobody passes streams on to it"
+        ends = clock() + deadline
+        for between in self.ways_to(peer):
+            own, left = self._certificate, min(PASSING_DEADLINE, ends - clock())
+            if own is None or left <= 0:
+                break
+            try:
+                carrier = await self._opens(between, PASS_ON, left)
+                await ask_to_pass_on(carrier, peer, protocol)
+                return self._noted(await call_through(carrier, peer, own, left))
+            except (PeerUnreachable, DeadlineExceeded) as error:
+                failure = f"through {between}: {error}"
+        raise PeerUnreachable(f"{peer} cannot be reached {failure}")
+
+    async def on_pass_on(self, stream: Stream) -> None:
+        """Pass on a stream of a peer that asks for it."""
+        await self.passing.pass_on(stream)
+
+    async def on_passed_on(self, stream: Stream) -> None:
+        """Take a stream that a peer passes on: who is at its other end is proved before anything is answered."""
+        asked = await asked_of(stream, PASSING_DEADLINE)
+        handler, own = self._handlers.get(asked.protocol), self._certificate
+        if (
+            handler is None
+            or own is None
+            or asked.protocol in (PASS_ON, PASSED_ON)
+            or self._refuses(asked.peer)
+        ):
+            return
+        relayed = self._noted(await answer_through(stream, asked.peer, own, PASSING_DEADLINE))
+        try:
+            await handler(relayed)
+        finally:
+            relayed.close()
+
+    def _noted(self, stream: RelayedStream) -> RelayedStream:
+        here = self._open.get(stream.remote)
+        if here is None:
+            here = self._open[stream.remote] = WeakSet()
+        here.add(stream)
+        return stream
+
+    def shut_out(self, peer: PeerId) -> None:
+        """Close the streams from and to `peer` that go through others."""
+        for stream in list(self._open.pop(peer, ())):
+            stream.close()
