@@ -48,6 +48,12 @@ KeepCopies = Annotated[
 JoinMembers = Annotated[
     list[str] | None, typer.Option(help="Any member, to go on from another machine.", show_default=False)
 ]
+PassedOn = Annotated[
+    str,
+    typer.Option(
+        metavar="RATE", envvar="NOLOCO_RELAY_FOR_OTHERS", hidden=True, help="See docs/links.md; 0 passes nothing on."
+    ),
+]
 Host = Annotated[str, typer.Option(envvar="NOLOCO_HOST", help="Address to listen on.", show_envvar=False)]
 Port = Annotated[
     int,
@@ -94,15 +100,7 @@ def bootstrap(
     verbose: Annotated[
         bool, typer.Option(help="Also log what the network layer does.", show_default=False)
     ] = False,
-    relay_for_others: Annotated[
-        str,
-        typer.Option(
-            metavar="RATE",
-            help="Pass on so much between nodes that cannot dial each other; 0 is nothing.",
-            envvar="NOLOCO_RELAY_FOR_OTHERS",
-            show_envvar=False,
-        ),
-    ] = "20Mbit",
+    relay_for_others: PassedOn = "20Mbit",
     version: Version = False,
 ) -> None:
     """Found a run and keep its seed peer up.
