@@ -51,7 +51,10 @@ JoinMembers = Annotated[
 PassedOn = Annotated[
     str,
     typer.Option(
-        metavar="RATE", envvar="NOLOCO_RELAY_FOR_OTHERS", hidden=True, help="See docs/links.md; 0 passes nothing on."
+        metavar="RATE",
+        envvar="NOLOCO_RELAY_FOR_OTHERS",
+        hidden=True,
+        help="See docs/links.md; 0 passes nothing on.",
     ),
 ]
 Host = Annotated[str, typer.Option(envvar="NOLOCO_HOST", help="Address to listen on.", show_envvar=False)]

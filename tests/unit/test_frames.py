@@ -99,7 +99,8 @@ PEER = Identity.from_seed("a peer").peer_id
 TIMES: dict[str, Any] = {"opens_in": 0.5, "due_in": 1.0, "ends_in": 1.5, "step_seconds": 0.1}
 EXAMPLES: list[Message] = [
     Hello(port=31337),
-    KeepWay(), WayKept(seconds=600.0),
+    KeepWay(),
+    WayKept(seconds=600.0),
     Welcome(run_id="abc", time=1.7e9, role="seed", manifest=b"\x00\xff"),
     Introduce(stage=3, record=b"sealed", expires=1.7e9),
     GetRevoked(issued=1.7e9),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -238,8 +239,8 @@ async def test_the_far_one_is_told_of_nobody_that_is_not_there(trio: Three) -> N
 
 FIRST_FRAMES = [
     b"", b"\x00", msgpack.packb([]), msgpack.packb(["x", ECHO]), msgpack.packb([1, 2]), msgpack.packb({"a": 1}),
-    msgpack.packb([Identity.from_seed("passing", "far").peer_id, "x" * 200]), b"\x91" * 400, os.urandom(500),
-    bytes(600),
+    msgpack.packb([Identity.from_seed("passing", "far").peer_id, "x" * 200]), b"\x91" * 400,
+    random.Random(1).randbytes(500), bytes(600),
 ]  # fmt: skip
 
 
