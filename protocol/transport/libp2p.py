@@ -68,7 +68,11 @@ class Libp2pTransport(Transport):
         self._latest: Session | None = None  # the last one started, to be stopped in any case
         self._handlers: dict[str, Handler] = {}
         self._thirds = ThirdPeers(
-            self._identity, self._open_connected, self._handlers, lambda peer: self.refuses(peer)
+            self._identity,
+            self._open_to_third,
+            self._open_connected,
+            self._handlers,
+            lambda peer: self.refuses(peer),
         )
         self._handlers[PASS_ON] = self._on_pass_on
         self._handlers[PASSED_ON] = self._thirds.on_passed_on
@@ -161,6 +165,10 @@ class Libp2pTransport(Transport):
             if not await session.dial_any(peer, addresses, ends - clock()):
                 raise
         return await session.open(peer, protocol, ends - clock(), ahead=ahead, when_taken=taken)
+
+    async def _open_to_third(self, peer: PeerId, protocol: str, deadline: float) -> Stream:
+        """A stream to a peer that passes streams on; it is dialled. Raises as `open`."""
+        return await self._open(self._up(), peer, protocol, deadline, ahead=True)
 
     async def _open_connected(self, peer: PeerId, protocol: str, deadline: float) -> Stream:
         """A stream to a peer that is connected, at once. Raises as `open`."""

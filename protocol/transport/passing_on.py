@@ -106,10 +106,13 @@ class PassingOn:
 
     async def pass_on(self, stream: Stream) -> None:
         """Pass a stream on until either end closes it. Raises `PeerUnreachable` where it is refused."""
-        asked = Asked.read(await read_frame(stream, MOST_ASKED), stream.remote)
-        self._require_place(stream.remote, asked.peer)
+        if self._from.total() >= MOST_STREAMS or self._from[stream.remote] >= MOST_OF_PEER:
+            raise PeerUnreachable("as many streams are passed on as may be")
         self._from[stream.remote] += 1
         try:
+            asked = await asked_of(stream, OPENING_SECONDS)
+            if not self._is_willing or self._until.get(asked.peer, 0.0) < self._clock():
+                raise PeerUnreachable(f"no stream is passed on to {asked.peer}: it has not asked for that")
             onward = await self._opens(asked.peer, PASSED_ON, OPENING_SECONDS)
             try:
                 await write_frame(onward, Asked(stream.remote, asked.protocol).to_bytes())
@@ -121,12 +124,6 @@ class PassingOn:
             self._from[stream.remote] -= 1
             self._from += Counter()  # forget those that have none
             stream.close()
-
-    def _require_place(self, sender: PeerId, peer: PeerId) -> None:
-        if not self._is_willing or self._until.get(peer, 0.0) < self._clock():
-            raise PeerUnreachable(f"no stream is passed on to {peer}: it has not asked for that")
-        if self._from.total() >= MOST_STREAMS or self._from[sender] >= MOST_OF_PEER:
-            raise PeerUnreachable("as many streams are passed on as may be")
 
     async def _pump(self, source: Stream, target: Stream) -> None:
         while True:
@@ -142,15 +139,15 @@ class PassingOn:
 
 
 async def asked_of(stream: Stream, deadline: float) -> Asked:
-    """Return who is at the other end of a stream that was passed on, and of which protocol it is.
+    """Read the first frame of a stream: whom it is to be passed on to, or from whom it has been.
 
-    The peer between says so, and the certificate that follows proves it. Raises as `Transport.open`.
+    Of the latter the peer between says it, and the certificate that follows proves it. Raises as `Transport.open`.
     """
     try:
         async with asyncio.timeout(deadline):
             return Asked.read(await read_frame(stream, MOST_ASKED), stream.remote)
     except TimeoutError as error:
-        raise DeadlineExceeded(f"{stream.remote} passed nothing on") from error
+        raise DeadlineExceeded(f"{stream.remote} does not say whose the stream is") from error
 
 
 async def ask_to_pass_on(stream: Stream, peer: PeerId, protocol: str) -> None:

@@ -22,6 +22,7 @@ from protocol.transport.passing_on import (
     KEPT_SECONDS,
     MOST_OF_PEER,
     MOST_PEERS,
+    OPENING_SECONDS,
     PASS_ON,
     PASSED_ON,
     Asked,
@@ -34,7 +35,7 @@ from protocol.transport.relayed_stream import (
     read_frame,
     write_frame,
 )
-from protocol.transport.third_peers import PASSING_DEADLINE, ThirdPeers
+from protocol.transport.third_peers import BEGUN, PASSING_DEADLINE, ThirdPeers
 from tests.unit.two_peers import two_peers
 
 ECHO = "/test/echo/1"
@@ -76,7 +77,7 @@ async def three(folder: Path) -> AsyncIterator[Three]:
             identity, handlers = Identity.from_seed("passing", name), dict[str, Handler]()
             transport = MemoryTransport(two.network, identity)
             await transport.start()
-            thirds = ThirdPeers(identity, transport.open, handlers, lambda _: False)
+            thirds = ThirdPeers(identity, transport.open, transport.open, handlers, lambda _: False)
             (folder / name).mkdir()
             thirds.begin(folder / name)
             peer = Peer(transport, thirds, handlers)
@@ -293,6 +294,36 @@ async def test_a_far_one_that_says_nothing_is_given_up_in_time(trio: Three) -> N
 
 
 @in_time
+async def test_streams_that_say_nothing_take_a_place_for_a_while(trio: Three) -> None:
+    trio.willing()
+    between = trio.between.transport.peer_id
+    silent = [await trio.near.transport.open(between, PASS_ON, 5.0) for _ in range(MOST_OF_PEER)]
+    with pytest.raises(PeerUnreachable, match="through"):
+        await trio.opened()
+    await asyncio.sleep(OPENING_SECONDS + 1)
+    (await trio.opened()).close()
+    for stream in silent:
+        stream.close()
+
+
+@in_time
+async def test_one_that_passes_much_on_is_heard_now_and_then(trio: Three) -> None:
+    trio.willing()
+    far = trio.far.transport.peer_id
+    begun = 0
+    for _ in range(200):
+        stream = await trio.between.transport.open(far, PASSED_ON, 5.0)
+        with suppress(PeerUnreachable):
+            await write_frame(stream, Asked(trio.near.transport.peer_id, ECHO).to_bytes())
+            await read_frame(stream)  # the far one's certificate
+            begun += 1
+        stream.close()
+    assert begun <= BEGUN[0][0] + 200 * 0.1 * BEGUN[0][1]
+    await asyncio.sleep(BEGUN[0][0] / BEGUN[0][1])
+    (await trio.opened()).close()
+
+
+@in_time
 async def test_who_is_shut_out_is_shut_out_of_these_streams_too(trio: Three) -> None:
     trio.willing()
     stream = await trio.opened()
@@ -312,7 +343,7 @@ def test_a_loop_of_ways_is_none(tmp_path: Path) -> None:
     async def nobody(*_: object) -> Stream:
         raise PeerUnreachable("nobody")
 
-    thirds = ThirdPeers(me, nobody, {}, lambda _: False)
+    thirds = ThirdPeers(me, nobody, nobody, {}, lambda _: False)
     thirds.learn(other.peer_id, [me.peer_id, other.peer_id])
     assert thirds.ways_to(other.peer_id) == []
     assert PassingOn(nobody, lambda: 0.0).nbytes == 0
