@@ -154,7 +154,10 @@ def small_json(path: Path) -> object:
     return contents
 
 
-def advice_for(error: OSError, otherwise: str = "Check its permissions") -> str:
+PERMISSIONS = "Check its permissions"
+
+
+def advice_for(error: OSError, otherwise: str = PERMISSIONS) -> str:
     """The beginning of a sentence. `otherwise` is for all that is neither a full disk nor a limit."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "Free some space"
@@ -162,14 +165,17 @@ def advice_for(error: OSError, otherwise: str = "Check its permissions") -> str:
         return "Raise the limit on the size of files (ulimit -f)"
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return "Raise the limit on open files (ulimit -n)"
-    if error.errno in (errno.EEXIST, errno.ENOTDIR):
-        return "A file is where a folder is due: move it away"
-    if error.errno == errno.EROFS:
-        return "Its file system may only be read"
-    if error.errno in (errno.EIO, errno.ESTALE):
-        return "Check the disk, or mount its file system again"
-    if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
-        return "Check its links and the length of its name"
+    first = {
+        errno.EEXIST: "A file is where a folder is due: move it away",
+        errno.ENOTDIR: "A file is where a folder is due: move it away",
+        errno.EROFS: "Its file system may only be read: mount it otherwise",
+        errno.EIO: "Check the disk, or mount its file system again",
+        errno.ESTALE: "Check the disk, or mount its file system again",
+        errno.ELOOP: "Check its links and the length of its name",
+        errno.ENAMETOOLONG: "Check its links and the length of its name",
+    }.get(error.errno or 0)
+    if first is not None:
+        return first if otherwise == PERMISSIONS else f"{first}, or {otherwise[0].lower()}{otherwise[1:]}"
     return otherwise
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from node.data.sources import documents_in
 from protocol.errors import DataError
+from tests.unit.test_conversion import SEVEN_BITS, refusal
 
 TEXT = "größer, and a second\nline\n"
 
@@ -52,3 +53,23 @@ def test_the_advice_followed(kind: str, tmp_path: Path) -> None:
     subprocess.run(["bash", "-c", command], check=True, cwd="/", timeout=60)
     (result,) = set(tmp_path.iterdir()) - before
     assert texts_in(result) == [TEXT]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv"])
+@pytest.mark.parametrize("encoding", SEVEN_BITS)
+def test_letters_in_seven_bits_are_no_text_as_they_are(encoding: str, name: str, tmp_path: Path) -> None:
+    codec, text = SEVEN_BITS[encoding]
+    rows = {
+        "a.txt": text,
+        "a.jsonl": f'{{"text": "{text.strip().splitlines()[0]}"}}\n' * 5,
+        "a.csv": f"text\n{text}",
+    }
+    raw = rows[name].encode(codec)
+    assert raw.isascii()
+    (tmp_path / name).write_bytes(b"The first lines are ASCII.\n" * 3 + raw if name == "a.txt" else raw)
+    said = refusal(tmp_path / name)
+    assert f"is {encoding} text. Convert it: " in said
+    command = said.partition("Convert it: ")[2].removesuffix(".")
+    subprocess.run(command, shell=True, check=True)
+    converted = (tmp_path / f"utf8-{name}").read_bytes().decode()
+    assert converted.endswith(rows[name])

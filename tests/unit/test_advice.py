@@ -30,6 +30,7 @@ OF_OTHERS = {
     "--query-gpu", "--format",  # nvidia-smi
     "--property", "--no-legend", "--no-pager",  # systemd's, of a session that somebody works in
     "--shutdown",  # wsl
+    "--to",  # jupyter nbconvert
     "--no",  # the beginning of --no-…
 }  # fmt: skip
 
