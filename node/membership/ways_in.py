@@ -45,9 +45,9 @@ class WaysIn:
     Mutable state: when they are looked for again, by the loop's clock, and whether a lack of ways has been told.
     """
 
-    def __init__(self, rpc: Rpc, rng: random.Random, events: Events) -> None:
+    def __init__(self, rpc: Rpc, events: Events) -> None:
         self._rpc = rpc
-        self._rng = rng
+        self._rng = random.Random(f"{rpc.transport.peer_id}/ways")
         self._events = events
         self._due = 0.0
         self._has_told = False
