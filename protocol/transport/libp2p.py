@@ -229,7 +229,9 @@ class Libp2pTransport(Transport):
     async def peers(self) -> list[tuple[PeerId, list[str]]]:
         session = self._up()
         try:
-            return [(peer, await self._addresses_of(session, peer)) for peer in await session.connected()]
+            found = [(peer, await self._addresses_of(session, peer)) for peer in await session.connected()]
+            # first those at which it has answered: what somebody typed leads back to the run
+            return [(peer, list(dict.fromkeys([*self._book.get(peer, []), *said]))) for peer, said in found]
         except (PeerUnreachable, DeadlineExceeded) as error:
             raise TransportDown(f"p2pd does not respond ({error})") from error
 

@@ -235,3 +235,23 @@ async def test_where_a_connection_comes_from_is_known_whatever_the_peer_says(tmp
     seen = await member.remotes()
     assert {network_of([address]) for address in seen[liar.peer_id]} == {"127.0.0.0/24"}
     await network.close()
+
+
+async def test_the_address_that_answered_is_among_a_peers_own(tmp_path: Path) -> None:
+    """Failed before: of a peer that names none to be dialled, as within a VPN, a node that left kept no way back."""
+    network = OnLoopback(tmp_path)
+    try:
+        near, far = await network.peer("near"), await network.peer("far")
+        await near.connect(far.addresses(), PATIENCE)
+        assert near._session is not None
+
+        async def none_named(peer: str) -> list[str]:
+            return []
+
+        near._session.addresses_of = none_named  # type: ignore[method-assign, assignment]
+        [(peer, addresses)] = await near.peers()
+        assert peer == far.peer_id
+        assert set(addresses) & set(far.addresses())
+    finally:
+        for transport in network.transports:
+            await transport.close()
