@@ -43,7 +43,7 @@ NAMES = (
 MOST_UNPACKED = (
     2**22
 )  # bytes; Mistral's tokenizer_config.json has 2**17, of which 1 in 30 are left when packed
-# of a checkpoint, what else says something of its model or tokenizer: exports have none of it, and name it
+# files of a checkpoint that describe its model or tokenizer as well: exports leave them out, and the card names them
 BESIDE = re.compile(
     r"additional_chat_templates/[^/]+\.jinja|chat_template\.json|(pre)?processor_config\.json|tokenizer\.model.*"
     r"|spiece\.model|sentencepiece\.bpe\.model|tekken\.json|vocab\.(json|txt)|merges\.txt|[^/]+\.py"

@@ -63,7 +63,7 @@ class ModelledRounds:
         self.search = PartnerSearch(peer.peer, run.inner_steps, run.window, rng, peer.world.now)
         self.opinion = opinion
         self._times = TripTimes()
-        # Mutable state besides: what is awaited, and the exchange under way.
+        # Mutable state besides: the answers that it waits for, and the exchange under way.
         self._timers = 0  # set so far; the last one counts
         self._asked: dict[str, Proposal] = {}  # by the names of pairs
         self._steps = 0  # inner steps of this round

@@ -106,7 +106,7 @@ def not_utf8(path: Path, place: int, around: bytes, start: bytes, is_damaged: bo
 
 
 def rows_not_utf8(path: Path, found: int, rows: int, start: bytes, *, has_columns: bool) -> DataError:
-    """The error for a file of `rows` rows of which so many are in another encoding that it is the file's."""
+    """Return the error for a file of `rows` rows, nearly all of which are in another encoding than UTF-8."""
     told = f"{path} is in another encoding than UTF-8, as {found:,} of its first {rows:,} rows show."
     if has_columns:  # parquet and its like: no program converts the file as it is
         return DataError(f"{told} Write it again with its text as UTF-8.")

@@ -83,7 +83,7 @@ async def fetch_tokenizer(rpc: Rpc, peers: Iterable[PeerId], manifest: Manifest,
 
 
 def nobody_gave(manifest: Manifest, asked: int) -> TokenizerError:
-    """Return the error for a run whose tokenizer none of the peers `asked` gave."""
+    """Return the error for a tokenizer that the run has and no peer of those `asked` has sent."""
     return TokenizerError(
         f"Run '{manifest.name}' has a tokenizer of its own, and none of {asked} peers gave it. Start again when "
         "more members can be reached, or give the run's tokenizer.json with --tokenizer FILE."

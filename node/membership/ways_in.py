@@ -65,6 +65,8 @@ class WaysIn:
             are_there = bool(transport.ways_in) and set(transport.ways_in) <= set(connected)
             if clock() >= self._due or (transport.ways_in and not are_there):
                 is_hidden = await self._is_hidden(connected)
+                if is_hidden:  # on a busy machine one try comes to nothing, and a way in is slower than none
+                    is_hidden = await self._is_hidden(connected)
                 ways = await self._asked(connected) if is_hidden else []
                 self._tell(ways, is_hidden=bool(is_hidden))
                 transport.ways_in = tuple(ways)
@@ -73,7 +75,7 @@ class WaysIn:
             await asyncio.sleep(LOOKED_EVERY)
 
     async def _is_hidden(self, connected: Sequence[PeerId]) -> bool | None:
-        """Return whether none of the peers that answer can dial this one; None where nobody answers."""
+        """Return whether every peer that answers has failed to dial this one; None where no peer answers."""
         port = listening_port(self._rpc.transport.addresses())
         if not port:
             return False

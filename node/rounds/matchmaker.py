@@ -287,7 +287,7 @@ class Matchmaker:
 
     async def _hear(self, proposal: Proposal, named: PeerId) -> Event:
         asked = proposal.pair.partner
-        # no longer than for its answer to a proposal: whoever names somebody could else hold searches up
+        # no longer than the answer to a proposal may take: a peer that names another one could hold up searches
         await self._context.hear_about(asked, named, self._handshake.deadline_of(asked))
         return RecordArrived(proposal)
 
