@@ -43,7 +43,9 @@ class WaitingLine:
         """Show `line`, given the seconds waited. Another `what` than before is another wait, written at once."""
         if what != self._what:
             self._what, self._began, self._due = what, self._clock(), 0.0
-        waited = self.waited
+            waited = 0.0
+        else:
+            waited = self.waited
         text = line(waited)
         if waited >= self._due:
             self._due = next_repeat(waited)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import sys
 import warnings
@@ -110,6 +111,16 @@ def test_a_wait_is_written_in_a_file_at_seconds_that_grow_and_when_something_els
         "Missing before anything is trained: stage 0. (10 s)",
         "Waiting for the first step: 14410 of 9,999",
     ]
+
+
+def test_the_first_line_of_a_wait_tells_no_time_though_the_clock_goes_on() -> None:
+    said, ticks = list[str](), itertools.count(0.0, 1e-6)
+    phases = Phases(said.append, lambda: next(ticks), said.append)
+    phases.begin("loading torch")
+    phases.look()
+    phases.begin("waiting for the first step", missing=lambda: "Missing before anything is trained: stage 1.")
+    phases.look()
+    assert said == ["Loading torch …", "Missing before anything is trained: stage 1."]
 
 
 def test_on_a_terminal_one_line_is_rewritten_and_what_is_logged_stands_above_it(
