@@ -21,7 +21,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from protocol.transport.virtual_time import VirtualTimeLoop
+from bootstrap.lab.in_memory.virtual_time import VirtualTimeLoop
 from tests.clock_rules import REAL_FOLDERS, REAL_IN_GATE
 from tests.real import daemons
 

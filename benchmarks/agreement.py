@@ -19,8 +19,8 @@ from statistics import mean, stdev
 from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.creating.choosing import RunOptions
-from bootstrap.simulation.learning import LearningSetting
-from bootstrap.simulation.study import run_study
+from bootstrap.lab.simulation.learning import LearningSetting
+from bootstrap.lab.simulation.study import run_study
 from protocol.manifest import preset_text
 
 REPLICAS = 3  # of each stage, as `noloco swarm` starts by itself

@@ -17,12 +17,12 @@ import torch
 from placements.trial import Trial, trial_manifest
 from reporting.report import Report, arguments_of, parser_of, run
 
-from bootstrap.simulation.learning import text_of
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.in_memory.memory_link import Link
+from bootstrap.lab.in_memory.virtual_time import run_virtual
+from bootstrap.lab.simulation.learning import text_of
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.model.compute import Priority
 from node.pipeline.two_choices import TwoChoices
-from protocol.transport.memory_link import Link
-from protocol.transport.virtual_time import run_virtual
 
 LINK = Link(latency=0.02, jitter=0.01)
 SECONDS = 0.5  # of work for a microbatch, at a speed of 1

@@ -26,16 +26,16 @@ from typing import Any
 import torch
 from reporting.report import Report, arguments_of, parser_of, run
 
-from bootstrap.simulation.crowd import SET_ASIDE
-from bootstrap.simulation.learning import loss_along, routes_of, text_of
-from bootstrap.simulation.liars import replica_with
-from bootstrap.simulation.study import one_setting
-from bootstrap.simulation.swarm import WORK_SECONDS, SimulatedSwarm
+from bootstrap.lab.in_memory.memory_link import Link
+from bootstrap.lab.in_memory.virtual_time import run_virtual
+from bootstrap.lab.simulation.crowd import SET_ASIDE
+from bootstrap.lab.simulation.learning import loss_along, routes_of, text_of
+from bootstrap.lab.simulation.liars import replica_with
+from bootstrap.lab.simulation.study import one_setting
+from bootstrap.lab.simulation.swarm import WORK_SECONDS, SimulatedSwarm
 from node.model.passes import Learned, Passes
 from node.model.replica import Replica
 from protocol.manifest import Manifest, load_preset
-from protocol.transport.memory_link import Link
-from protocol.transport.virtual_time import run_virtual
 
 REPLICAS, STAGES, INNER_STEPS = 8, 2, 4
 SLOWED, SLOWER = REPLICAS * STAGES - 1, 3.0

@@ -1,7 +1,7 @@
 """The front: the lowest loss for the bytes that links allow. Validation loss against bytes per token.
 
 A study over k, method, α, β, γ, codec and overlap, each point a whole simulated run (see
-`bootstrap.simulation.learning`). It keeps every outcome in a file and goes on from there when it is stopped;
+`bootstrap.lab.simulation.learning`). It keeps every outcome in a file and goes on from there when it is stopped;
 docs/notebook/learning.md shows its table and picture. Prints `loss_gap_at_a_tenth`: how far the best setting with at
 most a tenth of all-reduce's bytes is above all-reduce's loss, in nats.
 """
@@ -19,14 +19,14 @@ from typing import Any
 from pipelines.published import PUBLISHED, tiny_with_adamw
 from reporting.report import Report, arguments_of, parser_of, run
 
+from bootstrap.checking.front import FrontPoint
 from bootstrap.display import figure
-from bootstrap.simulation.front import FrontPoint
-from bootstrap.simulation.learning import LearningResult, LearningSetting
-from bootstrap.simulation.study import grouped, one_setting, rows, run_study
+from bootstrap.lab.simulation.learning import LearningResult, LearningSetting
+from bootstrap.lab.simulation.study import grouped, one_setting, rows, run_study
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "data" / "front.jsonl"
-CITED = ROOT / "bootstrap" / "simulation" / "front.json"
+CITED = ROOT / "bootstrap" / "checking" / "front.json"
 REPLICAS, STEPS, SEQUENCES = 4, 1000, 2
 TENTH = 0.1
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from reporting.report import Report, arguments_of, parser_of, run
 
-from bootstrap.simulated_swarm.swarm_outcome import SwarmOutcome
-from bootstrap.simulated_swarm.swarm_scenario import swarm_scenario
-from bootstrap.simulated_swarm.swarm_world import simulate_swarm
+from bootstrap.lab.simulated_swarm.swarm_outcome import SwarmOutcome
+from bootstrap.lab.simulated_swarm.swarm_scenario import swarm_scenario
+from bootstrap.lab.simulated_swarm.swarm_world import simulate_swarm
 
 LATENCY = 30.0  # ms one way
 CHURN = 0.01

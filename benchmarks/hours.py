@@ -32,9 +32,12 @@ from statistics import fmean
 import torch
 from reporting.report import Report, arguments_of, parser_of, run
 
-from bootstrap.simulation.learning import loss_along, text_of
-from bootstrap.simulation.study import interval, one_setting
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.in_memory.memory_link import BULK_BYTES, Link
+from bootstrap.lab.in_memory.memory_stream import StreamLimits
+from bootstrap.lab.in_memory.virtual_time import run_virtual
+from bootstrap.lab.simulation.learning import loss_along, text_of
+from bootstrap.lab.simulation.study import interval, one_setting
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.data.batches import TrainingData
 from node.model.compute import Priority
@@ -43,9 +46,6 @@ from protocol import channel
 from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.manifest import Manifest, load_preset
-from protocol.transport.memory_link import BULK_BYTES, Link
-from protocol.transport.memory_stream import StreamLimits
-from protocol.transport.virtual_time import run_virtual
 
 RESULTS = Path(__file__).parents[1] / "docs" / "data" / "hours.jsonl"
 REPLICAS = 4

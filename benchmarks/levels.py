@@ -19,15 +19,15 @@ from pipelines.purposes import PURPOSES, SentFrames, activation_bytes, contribut
 from placements.trial import Trial, trial_manifest
 from reporting.report import Report, arguments_of, parser_of, run
 
-from bootstrap.simulated_swarm.swarm_outcome import SwarmOutcome
-from bootstrap.simulated_swarm.swarm_scenario import swarm_scenario
-from bootstrap.simulated_swarm.swarm_world import simulate_swarm
-from bootstrap.simulation.learning import text_of
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.in_memory.memory_link import Link
+from bootstrap.lab.in_memory.virtual_time import run_virtual
+from bootstrap.lab.simulated_swarm.swarm_outcome import SwarmOutcome
+from bootstrap.lab.simulated_swarm.swarm_scenario import swarm_scenario
+from bootstrap.lab.simulated_swarm.swarm_world import simulate_swarm
+from bootstrap.lab.simulation.learning import text_of
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.model.compute import Priority
 from protocol.manifest import Manifest, manifest_from
-from protocol.transport.memory_link import Link
-from protocol.transport.virtual_time import run_virtual
 
 HOP = 1.0  # seconds of a microbatch at a stage
 LATENCY = 0.02

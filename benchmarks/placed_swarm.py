@@ -18,11 +18,11 @@ import numpy as np
 from placements.trial import Trial, tokens_per_second
 from reporting.report import Report, arguments_of, parser_of, run
 
-from bootstrap.placement import DEFAULT_METHOD
-from bootstrap.placement.noloco import Training
-from bootstrap.placement.plan import make_plan, problem_of
-from bootstrap.placement.scenario import read_scenario
-from bootstrap.placement.search import Budget
+from bootstrap.lab.placement import DEFAULT_METHOD
+from bootstrap.lab.placement.noloco import Training
+from bootstrap.lab.placement.plan import make_plan, problem_of
+from bootstrap.lab.placement.scenario import read_scenario
+from bootstrap.lab.placement.search import Budget
 from protocol.errors import ScenarioError
 
 SCENARIOS = Path(__file__).parent.parent / "tests" / "data" / "scenarios"

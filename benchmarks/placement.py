@@ -28,14 +28,14 @@ from placements.batch_time import Batch, batch_seconds
 from placements.regions import by_hand, regional, uneven
 from reporting.report import Report, arguments_of, parser_of, run
 
-from bootstrap.placement import DEFAULT_METHOD
-from bootstrap.placement.dtfm import dtfm_problem
-from bootstrap.placement.methods import METHODS
-from bootstrap.placement.noloco import Training, noloco_problem
-from bootstrap.placement.plan import WARM_UP
-from bootstrap.placement.scenario import Scenario, read_scenario, scenario_from
-from bootstrap.placement.search import Budget, run_search
-from bootstrap.simulation.study import as_they_end
+from bootstrap.lab.placement import DEFAULT_METHOD
+from bootstrap.lab.placement.dtfm import dtfm_problem
+from bootstrap.lab.placement.methods import METHODS
+from bootstrap.lab.placement.noloco import Training, noloco_problem
+from bootstrap.lab.placement.plan import WARM_UP
+from bootstrap.lab.placement.scenario import Scenario, read_scenario, scenario_from
+from bootstrap.lab.placement.search import Budget, run_search
+from bootstrap.lab.simulation.study import as_they_end
 from protocol.errors import DataError
 
 SCENARIOS = Path(__file__).parent.parent / "tests" / "data" / "scenarios"

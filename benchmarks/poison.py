@@ -20,7 +20,7 @@ from typing import Any
 from poisoning.poisoned_stage import PoisonSetting, train_poisoned
 from reporting.report import Report, arguments_of, parser_of, run
 
-from bootstrap.simulation.attackers import KINDS, Attack
+from bootstrap.lab.simulation.attackers import KINDS, Attack
 
 CLIP = 1.5
 RESULTS = Path(__file__).parent.parent / "docs" / "data" / "poison.jsonl"

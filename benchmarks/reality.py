@@ -30,10 +30,10 @@ from reporting.report import Report, arguments_of, parser_of, run
 from shaping.links import LinksUnavailable, Shape, ShapedLinks, why_unavailable
 from shaping.round_trips import RoundTrips
 
-from bootstrap.simulated_swarm.swarm_outcome import SwarmOutcome
-from bootstrap.simulated_swarm.swarm_scenario import swarm_scenario
-from bootstrap.simulated_swarm.swarm_world import simulate_swarm
-from bootstrap.simulation.study import as_they_end
+from bootstrap.lab.simulated_swarm.swarm_outcome import SwarmOutcome
+from bootstrap.lab.simulated_swarm.swarm_scenario import swarm_scenario
+from bootstrap.lab.simulated_swarm.swarm_world import simulate_swarm
+from bootstrap.lab.simulation.study import as_they_end
 from node.watch.trace import Track
 from protocol.manifest import Manifest, manifest_from
 

@@ -16,8 +16,8 @@ from statistics import fmean
 from pipelines.published import tiny_with_adamw
 from reporting.report import Report, arguments_of, parser_of, run
 
-from bootstrap.simulation.learning import LearningResult, LearningSetting
-from bootstrap.simulation.study import one_setting, run_study
+from bootstrap.lab.simulation.learning import LearningResult, LearningSetting
+from bootstrap.lab.simulation.study import one_setting, run_study
 
 RESULTS = Path(__file__).parents[1] / "docs" / "data" / "staleness.jsonl"
 STEPS = 1000  # of the first shape; of the second half as many, for as many tokens

@@ -18,8 +18,8 @@ from reporting.report import Report, arguments_of, parser_of, run
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bootstrap.export.model_config import config_of
-from bootstrap.simulation.learning import simulate, text_of
-from bootstrap.simulation.study import one_setting
+from bootstrap.lab.simulation.learning import simulate, text_of
+from bootstrap.lab.simulation.study import one_setting
 from node.data.batches import Position
 from node.model.inner import learning_rate
 from node.model.stage import Stage

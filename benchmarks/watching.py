@@ -28,8 +28,8 @@ from typing import NamedTuple
 import psutil
 from reporting.report import Report, arguments_of, parser_of, run
 
+from bootstrap.lab.simulation.study import interval
 from bootstrap.local.page import NICENESS
-from bootstrap.simulation.study import interval
 
 NAMES = {0: "no", 1: "one", 2: "two", 20: "twenty"}
 SETTLING = 0.1  # of a window, after a switch, that counts for neither side

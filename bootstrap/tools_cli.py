@@ -18,12 +18,11 @@ from bootstrap.dashboard.dashboard_cli import dashboard, watch
 from bootstrap.evaluation.eval_cli import evaluate
 from bootstrap.export.export_cli import export
 from bootstrap.found_cli import app as founding
+from bootstrap.from_lab import command_from_lab, missing_command
 from bootstrap.generation.generate_cli import generate
 from bootstrap.inspect.inspect_cli import contributors, diagnose, doctor, links, status
 from bootstrap.inspect.node_cli import app as node_orders
 from bootstrap.local.swarm_cli import swarm
-from bootstrap.placement.plan_cli import plan
-from bootstrap.simulation.simulate_cli import app as simulate
 from bootstrap.trace_cli import show_trace
 from node.cli import HELP_OPTIONS, with_value_of_compile
 from node.cli import node as join
@@ -37,19 +36,23 @@ COMMANDS: dict[str, Commands] = {  # as help lists them
     "Take part": {"join": join, "node": node_orders, "doctor": doctor},
     "Found": {
         "found": founding, "init": init, "tokenizer": tokenizer, "manifest": manifest_tools, "invite": invite,
-        "delegate": delegate, "revoke": revoke, "plan": plan,
+        "delegate": delegate, "revoke": revoke, "plan": command_from_lab("placement.plan_cli:plan"),
     },
     "Watch": {
         "status": status, "dashboard": dashboard, "watch": watch, "links": links, "contributors": contributors,
         "diagnose": diagnose, "trace": show_trace,
     },
     "Take the model out": {"export": export, "generate": generate, "eval": evaluate},
-    "Study": {"simulate": simulate},
+    "Study": {"simulate": command_from_lab("simulation.simulate_cli:app")},
 }  # fmt: skip
 PROGRAMS: Commands = {
     "noloco-node": join,
     "noloco-bootstrap": founding,
 }  # typed after noloco, they are understood
+CONTEXTS: dict[Any, dict[str, Any]] = {
+    join: HELP_OPTIONS,
+    missing_command: {"allow_extra_args": True, "ignore_unknown_options": True},
+}
 
 
 class _InOrder(CommandGroup):
@@ -62,8 +65,7 @@ def _register(name: str, command: Callable[..., None] | App, panel: str | None) 
     if isinstance(command, App):
         app.add_typer(command, name=name, **settings)
     else:
-        context = HELP_OPTIONS if command is join else None
-        app.command(name, context_settings=context, **settings)(command)
+        app.command(name, context_settings=CONTEXTS.get(command), **settings)(command)
 
 
 app = App(cls=_InOrder, no_args_is_help=True)

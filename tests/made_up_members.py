@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 
 from bootstrap.inspect.observer import Observer
+from bootstrap.lab.in_memory.memory import Link, MemoryNetwork, MemoryTransport, memory_address
 from protocol.announcement import PEER_CHARACTERS, Announcement, LinkReport, State, stage_key
 from protocol.ground import PeerId
 from protocol.identity import Identity
@@ -22,7 +23,6 @@ from protocol.messages.peers import (
 )
 from protocol.rpc import Answer, Request, Rpc
 from protocol.signed_manifest import SignedManifest
-from protocol.transport.memory import Link, MemoryNetwork, MemoryTransport, memory_address
 from protocol.version import own_version
 
 RATE = 900.0  # tokens per second of a replica

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bootstrap.placement.scenario import Scenario, read_scenario
+from bootstrap.lab.placement.scenario import Scenario, read_scenario
 
 SCENARIOS = Path(__file__).parent / "data" / "scenarios"
 GIVEN = ("case3_multidc", "case4_regional", "case5_worldwide")

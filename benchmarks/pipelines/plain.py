@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from bootstrap.simulation.learning import text_of
+from bootstrap.lab.simulation.learning import text_of
 from node.data.batches import Position
 from node.model.replica import Replica
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from bootstrap.simulated_swarm.modelled_network import FRAME, MESSAGE
+from bootstrap.lab.simulated_swarm.modelled_network import FRAME, MESSAGE
 from node.model.stage import parameter_count
 from node.rounds.contribution import sample_stride
 from node.watch.trace import Trace

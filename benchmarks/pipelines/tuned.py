@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from bootstrap.simulation.learning import text_of
+from bootstrap.lab.simulation.learning import text_of
 from node.data.batches import Position
 from node.model.execution import has_bf16
 from node.model.flat import FlatParameters

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bootstrap.placement.dtfm import data_parallel
-from bootstrap.placement.kernels import compiled
-from bootstrap.placement.scenario import Scenario
+from bootstrap.lab.placement.dtfm import data_parallel
+from bootstrap.lab.placement.kernels import compiled
+from bootstrap.lab.placement.scenario import Scenario
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

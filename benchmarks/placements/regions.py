@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from bootstrap.placement.kernels import Floats, Integers
-from bootstrap.placement.methods import METHODS
-from bootstrap.placement.noloco import Training, noloco_problem
-from bootstrap.placement.scenario import Scenario
-from bootstrap.placement.search import Budget, run_search
+from bootstrap.lab.placement.kernels import Floats, Integers
+from bootstrap.lab.placement.methods import METHODS
+from bootstrap.lab.placement.noloco import Training, noloco_problem
+from bootstrap.lab.placement.scenario import Scenario
+from bootstrap.lab.placement.search import Budget, run_search
 
 REGIONS = 16
 LINES = (1.0, 2.0, 5.0)  # Gbit/s

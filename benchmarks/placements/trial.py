@@ -15,15 +15,15 @@ from dataclasses import dataclass
 import torch
 from pipelines.published import tiny_as_published
 
-from bootstrap.placement.scenario import Scenario
-from bootstrap.simulation.learning import text_of
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.in_memory.memory_link import Link
+from bootstrap.lab.in_memory.virtual_time import run_virtual
+from bootstrap.lab.placement.scenario import Scenario
+from bootstrap.lab.simulation.learning import text_of
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.model.compute import Priority
 from protocol.ground import PeerId
 from protocol.manifest import Manifest, manifest_from
-from protocol.transport.memory_link import Link
-from protocol.transport.virtual_time import run_virtual
 
 HEADER_BYTES = 150  # of a forward frame beside its tensors, about
 LOOK_SECONDS = 0.25

@@ -17,8 +17,8 @@ from pipelines.published import tiny_with_adamw
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bootstrap.inspect.observer import squared_deviation
-from bootstrap.simulation.attackers import Attack, Attacker
-from bootstrap.simulation.learning import loss_along, text_of
+from bootstrap.lab.simulation.attackers import Attack, Attacker
+from bootstrap.lab.simulation.learning import loss_along, text_of
 from node.data.batches import Batch, Position, TrainingData
 from node.model.replica import Replica
 from node.rounds.defence import Defence, Examination, blocks_of

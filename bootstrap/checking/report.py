@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bootstrap.checking.front import citation
 from bootstrap.creating.positions import longer_than_positions
-from bootstrap.simulation.front import citation
 from node.machine.devices import GB, Device
 from node.model.memory_model import (
     LABEL_BYTES,

@@ -18,6 +18,7 @@ import typer
 
 from bootstrap.display import require_places, say
 from bootstrap.export.folder import require_free
+from bootstrap.from_lab import from_lab
 from bootstrap.local import SUMMARY
 from bootstrap.local.page import open_page, require_place
 from bootstrap.model_options import (
@@ -46,7 +47,7 @@ STEPS = 1000
 CHAOS_STEPS = 20_000  # more than ten minutes are enough for: the runs end by the clock
 SET_IN = " " * 17  # below the labels of the summary
 PRELOADED = "bootstrap.local.preloaded"
-DISTURBED = "bootstrap.local.faults"  # imported first of all: see there
+DISTURBED = "bootstrap.lab.chaos.faults"  # imported first of all: see there
 
 
 Stages = Annotated[int | None, typer.Option(min=1, help="Pipeline stages; default: the manifest's.")]
@@ -221,11 +222,9 @@ def _train(plan: LocalPlan, console: Console, progress: StatusLine, chaos: int |
     from bootstrap.local.swarm import run_swarm
 
     if chaos is not None:
-        from bootstrap.local.chaos import run_both
-
-        report = run_async(run_both(plan, console, progress, chaos))
+        report = run_async(from_lab("chaos.chaos:run_both")(plan, console, progress, chaos))
         say(console, *report.lines())
-        return report.complete
+        return bool(report.complete)
     result, had_its_time = run_async(run_swarm(plan, console, progress))
     say(console, *result.lines(), later=SET_IN)
     if result.validation_loss:

@@ -1,6 +1,6 @@
 """The interface that node code is written against.
 
-Two implementations: `protocol.transport.libp2p` (real peers) and `protocol.transport.memory` (thousands of
+Two implementations: `protocol.transport.libp2p` (real peers) and `bootstrap.lab.in_memory.memory` (thousands of
 peers in one process under a virtual clock). One test suite, tests/transport_suite.py, runs on both.
 """
 

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 
 import torch
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.in_memory.memory import MemoryTransport
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.model.compute import Priority
 from node.pipeline.loss_screen import ENOUGH_OF_ONE, ODD_AT_ONCE, ODD_SHARE
 from protocol.codec import encode
@@ -20,7 +21,6 @@ from protocol.messages.training import Evaluate, Forward, Ready
 from protocol.peer_limits import BAN_AFTER_STRIKES, LONGEST_COMING
 from protocol.rpc import Traffic
 from protocol.transport.base import Stream
-from protocol.transport.memory import MemoryTransport
 from tests.swarm.micro import FOREVER, guest_of, peer_of, run_swarm, stage_nodes, step_of, training
 from tests.unit.test_door import CALLER, a_door
 from tests.unit.test_frames import framed

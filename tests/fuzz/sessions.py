@@ -9,6 +9,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from bootstrap.lab.in_memory.memory import MemoryTransport
+from bootstrap.lab.in_memory.virtual_time import run_virtual
 from protocol.door import Door
 from protocol.errors import NolocoError
 from protocol.frames import FrameType
@@ -17,8 +19,6 @@ from protocol.messages import Asker, Done
 from protocol.peer_limits import Bans
 from protocol.rpc import Answer, Request, Traffic
 from protocol.transport.base import Stream
-from protocol.transport.memory import MemoryTransport
-from protocol.transport.virtual_time import run_virtual
 from tests.fuzz.decoders import corpus_of
 from tests.fuzz.mutations import damaged
 from tests.unit.test_door import requests

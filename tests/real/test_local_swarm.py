@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from bootstrap.simulation.learning import text_of
+from bootstrap.lab.simulation.learning import text_of
 from protocol.manifest import load_preset
 from tests.patience import patience
 from tests.pretrained import saved_model

@@ -34,7 +34,7 @@ LOADED = [
     "bootstrap.dashboard.running", "bootstrap.dashboard.watching", "bootstrap.evaluation.measuring",
     "bootstrap.export.exporting", "bootstrap.generation.writing", "bootstrap.inspect.contributors",
     "bootstrap.inspect.diagnosing", "bootstrap.inspect.doctor", "bootstrap.inspect.link_map",
-    "bootstrap.inspect.status", "bootstrap.placement.plan_run", "bootstrap.tools_cli",
+    "bootstrap.inspect.status", "bootstrap.lab.placement.plan_run", "bootstrap.tools_cli",
 ]  # fmt: skip
 AT_ONCE = 4  # of the visitors that a token lets in at a time: `protocol.admission.LEAST_VISITORS`
 _context = multiprocessing.get_context("forkserver")

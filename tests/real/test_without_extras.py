@@ -31,8 +31,12 @@ sys.meta_path.insert(0, Blocker())
 
 
 def run_without(packages: tuple[str, ...], code: str) -> subprocess.CompletedProcess[str]:
+    return run_code(BLOCKED.format(blocked=set(packages)) + code)
+
+
+def run_code(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", BLOCKED.format(blocked=set(packages)) + code],
+        [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         check=False,
@@ -55,8 +59,8 @@ def test_the_daemon_and_the_local_swarm_start_without_them() -> None:
             "from pathlib import Path; from bootstrap.display import figure; "
             "figure(Path('plan.svg')).__enter__()",
         ),
-        ("scipy", "plan", "import bootstrap.placement.noloco"),
-        ("networkx", "plan", "import bootstrap.placement.pairing"),
+        ("scipy", "lab", "import bootstrap.lab.placement.noloco"),
+        ("networkx", "lab", "import bootstrap.lab.placement.pairing"),
         (
             "pyarrow",
             "data",
@@ -97,3 +101,18 @@ def test_what_needs_one_says_what_to_install(package: str, extra: str, code: str
     assert last.endswith(
         f"needs the package {package}, which is not installed: pip install 'noloco-node[{extra}]'."
     )
+
+
+def test_without_its_lab_a_copy_says_so_and_has_all_other_commands() -> None:
+    of_lab = BLOCKED.replace('name.split(".")[0]', "name").replace("in {blocked!r}", "== 'bootstrap.lab'")
+    command = "import sys; from bootstrap.tools_cli import app; app(sys.argv[1:] + {given!r})"
+
+    def typed(*given: str) -> subprocess.CompletedProcess[str]:
+        return run_code(of_lab.format() + command.format(given=list(given)))
+
+    assert typed("help").returncode == 0
+    for given in (("plan", "--scenario", "links.json"), ("simulate", "attacks", "--replicas", "10")):
+        done = typed(*given)
+        assert done.returncode == 2, done.stderr
+        assert "has no lab" in done.stderr
+        assert "Traceback" not in done.stderr

@@ -24,7 +24,7 @@ def done_without(program: str) -> subprocess.CompletedProcess[str]:
         "node.cli, node.daemon, node.serving",
         "bootstrap.found_cli, bootstrap.creating.run, bootstrap.creating.choosing",
         "bootstrap.inspect.status, bootstrap.inspect.doctor, bootstrap.inspect.link_map",
-        "bootstrap.dashboard.running, bootstrap.placement.plan_run, bootstrap.checking.report",
+        "bootstrap.dashboard.running, bootstrap.lab.placement.plan_run, bootstrap.checking.report",
         "bootstrap.export.exporting, bootstrap.generation.writing, bootstrap.evaluation.measuring",
         "bootstrap.local.swarm",
     ],

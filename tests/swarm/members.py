@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from bootstrap.lab.in_memory.memory import MemoryTransport
+from bootstrap.lab.in_memory.memory_link import Link
+from bootstrap.lab.in_memory.memory_network import MemoryNetwork
 from node.context import Context, Counters, Throughput
 from node.links.trip_times import FIRST_DEADLINE
 from node.membership.view import View
@@ -22,9 +25,6 @@ from protocol.lineage import Lineage
 from protocol.messages import Done
 from protocol.messages.training import Accept, Contribute, Propose
 from protocol.rpc import Answer, Request, Rpc
-from protocol.transport.memory import MemoryTransport
-from protocol.transport.memory_link import Link
-from protocol.transport.memory_network import MemoryNetwork
 from tests.swarm.micro import micro_manifest, until
 
 K = 10

@@ -14,7 +14,10 @@ import numpy as np
 import torch
 
 from bootstrap.inspect.observer import Observer
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.in_memory.memory import MemoryTransport
+from bootstrap.lab.in_memory.memory_link import Link, LinkModel
+from bootstrap.lab.in_memory.virtual_time import run_virtual
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.data.batches import Batch, TrainingData
 from node.data.documents import DocumentOrder, Split, content_hash
@@ -26,9 +29,6 @@ from protocol.manifest import Manifest, load_preset, manifest_from
 from protocol.messages.peers import Introduce
 from protocol.records import seal_record
 from protocol.rpc import Rpc
-from protocol.transport.memory import MemoryTransport
-from protocol.transport.memory_link import Link, LinkModel
-from protocol.transport.virtual_time import run_virtual
 
 MICRO: dict[str, Any] = {
     "inner__optimizer": "adamw",

@@ -12,7 +12,7 @@ from bootstrap.generation.exported import generate_tokens, load_exported
 from bootstrap.generation.swarm_answer import SwarmAnswer
 from bootstrap.generation.writing import TextStream, first_tokens
 from bootstrap.inspect.observer import Observer
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from tests.swarm.micro import micro_swarm, observer_of, run_swarm, until
 
 PROMPT = "ethe sin"

@@ -6,7 +6,7 @@ import asyncio
 from functools import cache
 from typing import Any
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.model.compute import Priority
 from node.model.stage import work_of
 from tests.swarm.micro import (

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.context import Context
 from node.first_state import FEW_STEPS, FirstState
 from node.model.replica import Replica

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bootstrap.inspect.observer import Observer, sampled_spreads
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from protocol.codec import Encoded, as_read, encode
 from protocol.messages.peers import GetStateIndex, GetStatePiece, GetStateSample, StateIndex

@@ -7,10 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bootstrap.simulation.attacks import NOBODY, WORK, attack_rows, attack_settings
-from bootstrap.simulation.learning import LearningResult, LearningSetting, simulate
-from bootstrap.simulation.liars import LIES, CachedAnswers, FlippedLabels, WrongActivations, WrongGradients
-from bootstrap.simulation.study import one_setting
+from bootstrap.lab.simulation.attacks import NOBODY, WORK, attack_rows, attack_settings
+from bootstrap.lab.simulation.learning import LearningResult, LearningSetting, simulate
+from bootstrap.lab.simulation.liars import (
+    LIES,
+    CachedAnswers,
+    FlippedLabels,
+    WrongActivations,
+    WrongGradients,
+)
+from bootstrap.lab.simulation.study import one_setting
 from node.data.batches import Position
 from node.model.passes import Passes
 from node.model.replica import Replica

@@ -23,7 +23,7 @@ from bootstrap.export.folder import PARTIAL
 from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import tokenizer_file
 from bootstrap.inspect.observer import Observer
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.data.tokenizer import identity_of
 from node.model.replica import Replica

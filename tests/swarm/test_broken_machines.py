@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from bootstrap.simulation.liars import replica_with
+from bootstrap.lab.simulation.liars import replica_with
 from node.model.passes import Passes
 from node.model.replica import Replica
 from node.model.self_check import SelfCheck

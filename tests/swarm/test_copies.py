@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.membership.past import Past, Remembered
 from node.model.stage import parameter_count
 from node.state import copy_keeper

@@ -19,9 +19,9 @@ from bootstrap.dashboard.collector import (
     pause_between_reads,
 )
 from bootstrap.dashboard.running import watched
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.in_memory.memory_link import Link
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from protocol.messages.peers import GetStats
-from protocol.transport.memory_link import Link
 from tests.made_up_members import MadeUpMember, MadeUpSwarm
 from tests.swarm.micro import FOREVER, micro_manifest, observer_of, peer_of, run_swarm, training, until
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.in_memory.memory import memory_address
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from protocol.errors import TransportDown
 from protocol.transport.base import Stream
-from protocol.transport.memory import memory_address
 from tests.swarm.micro import (
     FOREVER,
     all_reached,

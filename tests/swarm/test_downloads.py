@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from bootstrap.lab.in_memory.memory import MemoryTransport, memory_address
+from bootstrap.lab.in_memory.memory_link import Link
+from bootstrap.lab.in_memory.memory_network import MemoryNetwork
 from node.model.compute import InlineCompute
 from node.model.replica import Replica
 from node.state.download import State, WantedState, download_state
@@ -17,9 +20,6 @@ from protocol.errors import JoinError
 from protocol.identity import Identity
 from protocol.messages.peers import GetStateIndex, GetStatePiece, StatePiece
 from protocol.rpc import Answer, Request, Rpc
-from protocol.transport.memory import MemoryTransport, memory_address
-from protocol.transport.memory_link import Link
-from protocol.transport.memory_network import MemoryNetwork
 from tests.swarm.micro import micro_manifest, run_swarm
 
 PIECE = 1_024

@@ -18,7 +18,7 @@ from bootstrap.export.fetching import StageFile
 from bootstrap.export.order import ExportOrder
 from bootstrap.inspect.observer import Observer
 from bootstrap.inspect.status import Watching
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.state import copy_keeper
 from node.state.copies import CopyService
 from node.state.copy_keeper import copies_in

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from bootstrap.simulation.swarm import WORK_SECONDS
+from bootstrap.lab.in_memory.virtual_time import run_virtual
+from bootstrap.lab.simulation.swarm import WORK_SECONDS
 from protocol.errors import NolocoError
-from protocol.transport.virtual_time import run_virtual
 from tests.swarm.micro import FOREVER, everyone_goes_on, everyone_reaches, micro_swarm
 
 SLOWLY = 10  # times the usual seconds of a piece of work: virtual minutes in few of them

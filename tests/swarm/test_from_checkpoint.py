@@ -23,7 +23,7 @@ from bootstrap.export.exporting import export
 from bootstrap.export.model_config import FAMILIES
 from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import tokenizer_of_run
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.model.pretrained import Pretrained
 from protocol.codec import encode
 from protocol.errors import CheckpointError, Refused

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.model.replica import Pieces, Replica
 from node.watch.events import Events, JsonLines
 from protocol.errors import NodeFailed

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.model.compute import Priority
 from protocol.messages import Progress

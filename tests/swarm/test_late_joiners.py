@@ -9,7 +9,9 @@ from functools import partial
 import pytest
 import torch
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.in_memory.memory import memory_address
+from bootstrap.lab.in_memory.memory_link import Link
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.membership.joining import greet
 from node.model.replica import Replica
 from protocol.errors import ClockError, JoinError
@@ -18,8 +20,6 @@ from protocol.identity import Identity
 from protocol.messages.peers import Hello, Welcome
 from protocol.rpc import Answer, Request
 from protocol.signed_manifest import SignedManifest
-from protocol.transport.memory import memory_address
-from protocol.transport.memory_link import Link
 from tests.swarm.micro import (
     FOREVER,
     events_of,

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.in_memory.memory import memory_address
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from protocol.announcement import Announcement, stage_key
 from protocol.errors import JoinError, NolocoError, StateError
 from protocol.messages.peers import GetStats, SignReceipt
-from protocol.transport.memory import memory_address
 from tests.swarm.micro import (
     FOREVER,
     events_of,

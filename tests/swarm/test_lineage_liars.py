@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.membership.past import Remembered
 from node.membership.view import Member, View
 from node.rounds.kin import Kin

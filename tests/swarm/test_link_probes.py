@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from bootstrap.inspect.link_map import MappedNode, link_map, scenario_of, seen_from_outside
-from bootstrap.placement.scenario import scenario_from
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.in_memory.memory_link import Link
+from bootstrap.lab.placement.scenario import scenario_from
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.links.links import DUTY, LEAST_PAUSE, LinkEstimate
 from node.links.probing import MOST_PROBES
@@ -25,7 +26,6 @@ from protocol.messages import Done
 from protocol.messages.peers import MAX_PROBE_BYTES, Probe, Probed
 from protocol.peer_limits import BAN_AFTER_STRIKES
 from protocol.rpc import Answer, Request, Traffic
-from protocol.transport.memory_link import Link
 from tests.swarm.micro import FOREVER, guest_of, micro_swarm, observer_of, peer_of, run_swarm, training, until
 
 JITTER = 0.002

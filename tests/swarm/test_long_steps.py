@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.model.compute import Priority
 from tests.swarm.micro import (
     FOREVER,

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from bootstrap.export.exporting import export
 from bootstrap.export.fetching import Donor
 from bootstrap.export.order import ExportOrder
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.model.replica import Replica
 from node.state.transfer import StateService

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bootstrap.simulation.crowd import Crowd
-from bootstrap.simulation.lying_network import FalseRecords, LyingRpc
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.crowd import Crowd
+from bootstrap.lab.simulation.lying_network import FalseRecords, LyingRpc
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from tests.swarm.micro import WIDE, micro_corpus, micro_manifest, run_swarm, step_of, until
 
 REPLICAS = 2

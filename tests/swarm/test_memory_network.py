@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from bootstrap.lab.in_memory.memory import Link, LinkModel, MemoryNetwork, MemoryTransport, StreamLimits
+from bootstrap.lab.in_memory.memory_link import BULK_BYTES
+from bootstrap.lab.in_memory.virtual_time import run_virtual
 from protocol.errors import DeadlineExceeded, PeerUnreachable, TransportDown, UserError
 from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.transport.base import Stream
-from protocol.transport.memory import Link, LinkModel, MemoryNetwork, MemoryTransport, StreamLimits
-from protocol.transport.memory_link import BULK_BYTES
-from protocol.transport.virtual_time import run_virtual
 from tests.transport_network import ECHO, KEY, ask, echo
 
 SOON = 5.0  # seconds; longer than anything here takes, unless something is broken

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from bootstrap.lab.in_memory.memory import Link, MemoryNetwork, MemoryTransport
+from bootstrap.lab.in_memory.virtual_time import run_virtual
 from protocol.identity import Identity
 from protocol.transport.base import Transport
-from protocol.transport.memory import Link, MemoryNetwork, MemoryTransport
-from protocol.transport.virtual_time import run_virtual
 from tests.transport_network import Network
 from tests.transport_suite import TransportSuite
 

@@ -24,7 +24,7 @@ from bootstrap.export.folder import PARTIAL
 from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import tokenizer_of_run
 from bootstrap.inspect.observer import Observer
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from tests.swarm.micro import guest_of, stage_nodes
 from tests.swarm.models_out import (
     GREEDY,

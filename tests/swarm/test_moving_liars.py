@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.membership.moving import LONGEST_CLAIM
 from protocol.announcement import Announcement, Claim, moving_key, stage_key
 from tests.swarm.micro import events_of, guest_of, run_swarm, until

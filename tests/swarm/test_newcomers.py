@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.in_memory.memory_link import Link
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.model.compute import Priority
 from protocol.ground import PeerId
 from protocol.identity import Identity
-from protocol.transport.memory_link import Link
 from tests.swarm.micro import FOREVER, micro_swarm, run_swarm, stage_nodes, until
 from tests.swarm.movers import slow_swarm
 

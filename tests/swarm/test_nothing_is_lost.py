@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from protocol.lineage import Lineage
 from tests.swarm.micro import (

@@ -13,7 +13,7 @@ import torch
 
 import node.model.replica
 import node.rounds.gossip
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.model.inner import norm_of
 from node.model.replica import Replica
 from node.rounds.contribution import TensorPool

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from bootstrap.lab.in_memory.memory_link import Link
 from node.model.replica import Replica
-from protocol.transport.memory_link import Link
 from tests.swarm.micro import (
     FOREVER,
     events_of,

@@ -8,18 +8,18 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from bootstrap.placement.live_plan import LiveSwarm, end_waits, moves_of, seen_by, signed_plan
-from bootstrap.placement.noloco import Training
-from bootstrap.placement.plan import make_plan, problem_of
-from bootstrap.placement.search import Budget
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.in_memory.memory import MemoryTransport
+from bootstrap.lab.placement.live_plan import LiveSwarm, end_waits, moves_of, seen_by, signed_plan
+from bootstrap.lab.placement.noloco import Training
+from bootstrap.lab.placement.plan import make_plan, problem_of
+from bootstrap.lab.placement.search import Budget
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.membership.moving import OwnersPlan
 from node.watch.events import Events
 from protocol.errors import UserError
 from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.placement_plan import PlacementPlan, open_plan, plan_key
-from protocol.transport.memory import MemoryTransport
 from tests.swarm.micro import events_of, observer_of, peer_of, run_swarm, stage_nodes, until
 from tests.swarm.movers import LIFETIME, all_train_on, kill_half, settled, somebody_moved
 from tests.swarm.test_nothing_is_lost import A, C, leave, three_friends

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from placements.trial import Trial, link_between, tokens_per_second
 
-from bootstrap.placement.scenario import Scenario, scenario_from
+from bootstrap.lab.placement.scenario import Scenario, scenario_from
 
 TRIAL = Trial(microbatches=4, warm_up_steps=1, steps=2)
 STAGE_OF = [0, 0, 1, 1]

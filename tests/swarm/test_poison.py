@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bootstrap.simulation.attackers import Attack, Attacker
+from bootstrap.lab.simulation.attackers import Attack, Attacker
 from node.model.replica import Replica
 from protocol.manifest import Manifest
 from tests.swarm.micro import events_of, mean_losses, micro_swarm, run_swarm

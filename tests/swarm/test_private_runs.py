@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.membership.entry import enter
 from protocol.announcement import Announcement, stage_key

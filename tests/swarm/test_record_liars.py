@@ -9,9 +9,9 @@ from typing import Any
 import msgpack
 import pytest
 
+from bootstrap.lab.in_memory.memory import MemoryTransport
 from protocol.announcement import MOST_LEVEL, Announcement, is_sampled, stage_key
 from protocol.identity import Identity
-from protocol.transport.memory import MemoryTransport
 from tests.swarm.micro import FOREVER, events_of, everyone_reaches, micro_swarm, run_swarm, step_of, until
 
 FAR = 2**63 - 1

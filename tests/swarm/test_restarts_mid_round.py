@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from tests.swarm.micro import events_of, micro_swarm, run_swarm, step_of, until
 
 K = 5

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.giving.limit_watch import LimitWatch, Senses
 from node.giving.line import Line

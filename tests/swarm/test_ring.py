@@ -12,7 +12,7 @@ from bootstrap.evaluation.measuring import MeasuredText, checkpoint_loss, evalua
 from bootstrap.export.exporting import export
 from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import tokenizer_of_run
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.membership.discovery import LONELY_SECONDS
 from node.model.flat import layout
 from node.model.stage import parameter_shapes

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 import torch
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from protocol.codec import encode
 from protocol.ground import PeerId

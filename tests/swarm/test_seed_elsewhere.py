@@ -9,13 +9,13 @@ import pytest
 
 from bootstrap.creating.run import SeedPeer
 from bootstrap.creating.staying import LOOK_SECONDS
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.in_memory.memory import MemoryTransport
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.storage.state_directory import StateDirectory
 from protocol.errors import JoinError
 from protocol.identity import Identity
 from protocol.manifest import load_preset
 from protocol.signed_manifest import SignedManifest
-from protocol.transport.memory import MemoryTransport
 from tests.swarm.micro import FOREVER, events_of, everyone_goes_on, run_swarm, training, until
 
 

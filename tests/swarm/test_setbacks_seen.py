@@ -12,7 +12,7 @@ import pytest
 import node.service
 from bootstrap.dashboard.running import watched
 from bootstrap.inspect.status import Watching, as_json
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.context import statistics
 from node.watch.words import waiting_sentence
 from protocol.announcement import State

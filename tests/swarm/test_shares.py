@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.model.compute import Priority
 from tests.swarm.micro import WIDE, events_of, micro_corpus, micro_manifest, run_swarm, until
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from bootstrap.simulation import learning
-from bootstrap.simulation.study import one_setting
+from bootstrap.lab.simulation import learning
+from bootstrap.lab.simulation.study import one_setting
 from node.data.batches import Batch, Position, TokenisingTally, TrainingData, batch_of, packed_once
 from node.data.documents import Split
 from node.data.tokenizer import ByteTokenizer

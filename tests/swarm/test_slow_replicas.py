@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.model.compute import Priority
 from node.rounds.pace import steps_of_round
 from protocol.ground import PeerId

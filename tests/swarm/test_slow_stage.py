@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bootstrap.simulation.swarm import WORK_SECONDS, SimulatedSwarm
+from bootstrap.lab.simulation.swarm import WORK_SECONDS, SimulatedSwarm
 from node.daemon import Node
 from node.model.compute import Priority
 from tests.swarm.micro import (

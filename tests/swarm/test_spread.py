@@ -8,7 +8,7 @@ import random
 import pytest
 
 from bootstrap.inspect.observer import Observer, sampled_spreads, spread_of_all
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from tests.swarm.micro import (
     all_reached,
     micro_swarm,

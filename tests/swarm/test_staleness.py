@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from bootstrap.lab.in_memory.memory_link import Link
 from node.model.passes import Passes
 from node.model.replica import Replica
 from protocol.manifest import Manifest
-from protocol.transport.memory_link import Link
 from tests.swarm.micro import (
     FOREVER,
     all_reached,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.giving import limit_watch as keeping
 from node.giving import sensors

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.model.replica import Pieces, Replica
 from node.rounds.gossip import PairAverager

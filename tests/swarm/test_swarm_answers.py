@@ -27,7 +27,7 @@ from bootstrap.generation.decoding import Decoding
 from bootstrap.generation.swarm_answer import FIRST_PATIENCE, SwarmAnswer
 from bootstrap.generation.writing import first_tokens
 from bootstrap.inspect.observer import Observer
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.pipeline.inference import Inference
 from protocol.codec import encode

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.in_memory.memory import memory_address
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.membership import tokenizer_pieces
 from node.membership.data_source import RunTokenizer
 from node.membership.tokenizer_peers import serve_tokenizer
@@ -31,7 +32,6 @@ from protocol.messages.peers import (
 )
 from protocol.piece_hashes import PieceHashes
 from protocol.rpc import Answer, Request, Rpc
-from protocol.transport.memory import memory_address
 from tests.swarm.micro import guest_of, micro_corpus, peer_of, run_swarm, step_of, until
 from tests.swarm.test_training_data import with_tokenizer
 from tests.unit.tokenizers_made_here import bpe

@@ -17,8 +17,9 @@ from bootstrap.inspect.contributors import show_contributors
 from bootstrap.inspect.link_map import show_links
 from bootstrap.inspect.observer import visit
 from bootstrap.inspect.status import show_status
-from bootstrap.placement.live_plan import look_at
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.in_memory.memory import MemoryTransport
+from bootstrap.lab.placement.live_plan import look_at
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.membership import joining
 from node.storage.state_directory import StateDirectory
 from protocol.admission import LEAST_VISITORS
@@ -28,7 +29,6 @@ from protocol.keeping import replace_whole
 from protocol.revocations import Revocations
 from protocol.signed_manifest import SignedManifest
 from protocol.tokens import Token
-from protocol.transport.memory import MemoryTransport
 from tests.swarm.micro import FOREVER, everyone_reaches, fails_to_join, micro_swarm, run_swarm, until
 from tests.swarm.test_private_runs import DAY, OWNER, everyone, private_swarm, token
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.in_memory.memory import memory_address
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.context import statistics
 from node.data import prefetch
 from node.data.batches import Batch, Position, TokenisingTally, TrainingData
@@ -24,7 +25,6 @@ from protocol.errors import DataError, TokenizerError
 from protocol.manifest import Manifest
 from protocol.messages.peers import TOKENIZER_PIECE_BYTES, GetTokenizer, TokenizerPiece
 from protocol.rpc import Answer, Request
-from protocol.transport.memory import memory_address
 from tests.swarm.micro import (
     events_of,
     guest_of,

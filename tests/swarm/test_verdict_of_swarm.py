@@ -12,7 +12,7 @@ import node.context
 from bootstrap.inspect.observer import Observer
 from bootstrap.inspect.seen import Finding, Seen
 from bootstrap.inspect.verdict import verdict
-from bootstrap.simulation.swarm import WORK_SECONDS, SimulatedSwarm
+from bootstrap.lab.simulation.swarm import WORK_SECONDS, SimulatedSwarm
 from node.model.compute import Priority
 from node.state.checkpoints import LEAST_SECONDS
 from node.storage.checkpoint_files import Checkpoint

@@ -11,11 +11,11 @@ import pytest
 import node.service
 from bootstrap.inspect.seen import Seen
 from bootstrap.inspect.verdict import verdict
+from bootstrap.lab.in_memory.memory import MemoryTransport
 from node.context import announcement
 from protocol.announcement import Announcement, stage_key
 from protocol.compatibility import FEATURES, MINOR, PROTOCOL
 from protocol.identity import Identity
-from protocol.transport.memory import MemoryTransport
 from tests.swarm.micro import (
     FOREVER,
     events_of,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from protocol.transport.virtual_time import Deadlock, run_virtual
+from bootstrap.lab.in_memory.virtual_time import Deadlock, run_virtual
 
 
 def now() -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from bootstrap.simulation.swarm import SimulatedSwarm
+from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.model.passes import Learned, Passes
 from node.model.replica import Replica
 from protocol.manifest import Manifest

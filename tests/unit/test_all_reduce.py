@@ -10,6 +10,10 @@ from typing import Any, cast
 import pytest
 import torch
 
+from bootstrap.lab.in_memory.memory import MemoryTransport, memory_address
+from bootstrap.lab.in_memory.memory_link import Link
+from bootstrap.lab.in_memory.memory_network import MemoryNetwork
+from bootstrap.lab.in_memory.virtual_time import run_virtual
 from node.context import Context, Counters
 from node.membership.view import View
 from node.model.compute import InlineCompute
@@ -26,10 +30,6 @@ from protocol.manifest import GOSSIP_CODECS
 from protocol.messages.training import Assemble, Reduce
 from protocol.near_codecs import BITS
 from protocol.rpc import Rpc, Traffic
-from protocol.transport.memory import MemoryTransport, memory_address
-from protocol.transport.memory_link import Link
-from protocol.transport.memory_network import MemoryNetwork
-from protocol.transport.virtual_time import run_virtual
 from tests.swarm.micro import micro_manifest
 
 PART = 64  # entries

@@ -8,8 +8,8 @@ import pytest
 import torch
 from poisoning.poisoned_stage import PoisonedStage, PoisonSetting, gradients_of, train_poisoned
 
-from bootstrap.simulation.attackers import KINDS, Attack, Attacker, Kind
-from bootstrap.simulation.learning import text_of
+from bootstrap.lab.simulation.attackers import KINDS, Attack, Attacker, Kind
+from bootstrap.lab.simulation.learning import text_of
 from node.model.replica import EVERYTHING, Replica
 from node.rounds.defence import blocks_of
 from tests.swarm.micro import micro_batch, micro_manifest

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from bootstrap.lab.in_memory.memory_network import MemoryNetwork
 from node.model.replica import Replica
 from node.rounds.all_reduce import AllReduce
 from node.rounds.averager import Alone, Averager
 from node.rounds.gossip import PairAverager
 from protocol.errors import OutOfMemory
-from protocol.transport.memory_network import MemoryNetwork
 from tests.swarm.micro import run_swarm
 from tests.unit.two_ends import NEAR, End, alone, assert_alone
 

@@ -10,6 +10,9 @@ from statistics import fmean
 
 import pytest
 
+from bootstrap.lab.in_memory.memory import MemoryTransport
+from bootstrap.lab.in_memory.memory_network import MemoryNetwork
+from bootstrap.lab.in_memory.virtual_time import run_virtual
 from node.membership.buckets import LEAST, MOST, WANTED, StageSize, level_of
 from node.membership.discovery import ALL_COPIES, is_due, look_at, read_stage, read_whole_stage
 from node.membership.view import Member, View
@@ -19,9 +22,6 @@ from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.records import key_digest, open_record, seal_record
 from protocol.transport.base import COPIES
-from protocol.transport.memory import MemoryTransport
-from protocol.transport.memory_network import MemoryNetwork
-from protocol.transport.virtual_time import run_virtual
 
 RUN = "r"
 LIFETIME = 3_000.0

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from bootstrap.inspect.observer import Sighting
-from bootstrap.local.chaos import ChaosReport, loss_at
-from bootstrap.local.disturber import KINDS, SECONDS, Schedule, SeenFault
+from bootstrap.lab.chaos.chaos import ChaosReport, loss_at
+from bootstrap.lab.chaos.disturber import KINDS, SECONDS, Schedule, SeenFault
 from bootstrap.local.summary import Run, TokenCount
 from node.membership.view import Member
 from protocol.announcement import Announcement

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import pytest
 import torch
 
+from bootstrap.lab.in_memory.virtual_time import run_virtual
 from node.model.dry_run import dry_run
 from node.model.replica import Replica
 from node.model.stage_work import StageWork
@@ -20,7 +21,6 @@ from protocol.errors import NonFinite, Refused
 from protocol.manifest import Manifest, load_preset
 from protocol.messages import Message
 from protocol.rpc import Request
-from protocol.transport.virtual_time import run_virtual
 
 T = TypeVar("T")
 CPU = torch.device("cpu")

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 import torch
 
+from bootstrap.lab.in_memory.memory import MemoryTransport
 from node.model.compute import InlineCompute, Priority
 from node.pipeline.inference import AT_ONCE, IDLE_SECONDS, SHARE, Leftover
 from protocol.announcement import Announcement, stage_key
@@ -41,7 +42,6 @@ from protocol.messages.training import Forward, Propose, Ready
 from protocol.peer_limits import Allowance
 from protocol.records import seal_record
 from protocol.rpc import Answer, Request, Rpc, Traffic
-from protocol.transport.memory import MemoryTransport
 from tests.unit.two_peers import Two, after, forward, in_virtual_time, say_done, two_peers
 
 LIFE = 60.0

@@ -15,7 +15,7 @@ ERRORS = "| message begins with | what it means | what to do |\n|---|---|---|\n"
 WARNINGS = "| line | what happened |\n|---|---|\n"
 # whose errors of Python's own kind become lines of a message about settings
 SETTINGS = {
-    "bootstrap/simulated_swarm/swarm_scenario.py",
+    "bootstrap/lab/simulated_swarm/swarm_scenario.py",
     "node/config.py",
     "node/machine/hours.py",
     "node/machine/limits.py",
@@ -54,12 +54,12 @@ ELSEWHERE = {
     ): "the log: The copy of stage … could not be fetched",
     Met("node/state/copy_keeper.py", "StateError", "the copy is not finite"): "the log, at --verbose",
     Met(
-        "protocol/transport/memory.py",
+        "bootstrap/lab/in_memory/memory.py",
         "UserError",
         "… is no address in this network; try /memory/12D3Koo…",
     ): "tests: addresses of the network in memory are typed by nobody",
     Met(
-        "protocol/transport/memory_network.py",
+        "bootstrap/lab/in_memory/memory_network.py",
         "UserError",
         "Peer … is running already. Give each peer a key file of its own.",
     ): "tests and simulations, which make the keys",
@@ -126,7 +126,7 @@ def test_a_message_that_is_made_elsewhere_is_followed_to_its_words() -> None:
         ("node/model/pretrained.py", f"{GAP} has no config.json"),
         ("node/command.py", f"{GAP} is not a setting"),
         ("bootstrap/generation/decoding.py", "--tokens must be 1 or more"),
-        ("bootstrap/simulation/learning.py", "The held-out documents of the data"),
+        ("bootstrap/lab/simulation/learning.py", "The held-out documents of the data"),
     ):
         assert any(each.file == file and each.text.startswith(beginning) for each in FOUND), beginning
 

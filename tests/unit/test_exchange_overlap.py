@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from bootstrap.lab.in_memory.memory_link import Link
 from node.rounds.meeting import Pair
 from protocol.codec import Encoded, encode
 from protocol.messages.training import Contribute
-from protocol.transport.memory_link import Link
 from tests.swarm.micro import run_swarm
 from tests.unit.two_ends import PIECE, End, agree, two_ends
 

@@ -14,8 +14,8 @@ from protocol.errors import UserError
 
 def test_a_missing_package_is_named_with_its_extra() -> None:
     assert optional("json", "data").loads("1") == 1
-    with pytest.raises(UserError, match=r"noloco-node\[plan\]"):
-        optional("no_such_package_at_all", "plan")
+    with pytest.raises(UserError, match=r"noloco-node\[lab\]"):
+        optional("no_such_package_at_all", "lab")
 
 
 def test_sentencepiece_is_not_installed_with_this() -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootstrap.placement.live_plan import AS_GOOD, with_fewest_moves
-from bootstrap.placement.noloco import Training, noloco_problem
-from bootstrap.placement.scenario import scenario_from
+from bootstrap.lab.placement.live_plan import AS_GOOD, with_fewest_moves
+from bootstrap.lab.placement.noloco import Training, noloco_problem
+from bootstrap.lab.placement.scenario import scenario_from
 
 
 def test_nobody_moves_when_things_are_as_good_as_they_can_be() -> None:

@@ -28,6 +28,7 @@ FLOORS = (
     "state",
 )
 PACKAGES = ("protocol", "node", "bootstrap")
+LAB = "bootstrap.lab"
 
 
 def imports_of(file: Path) -> Iterator[str]:
@@ -99,7 +100,7 @@ def test_no_modules_import_each_other() -> None:
 def test_no_modules_need_each_other_for_types_but_those_of_the_simulated_swarm() -> None:
     """Its world, its peers and their parts name each other's types; they are one thing in several files."""
     for circle in circles(arrows(of_types=True)):
-        assert all(module.startswith("bootstrap.simulated_swarm.") for module in circle), circle
+        assert all(module.startswith("bootstrap.lab.simulated_swarm.") for module in circle), circle
 
 
 def test_a_circle_is_found() -> None:
@@ -114,6 +115,17 @@ def test_packages_import_one_way(package: str) -> None:
         for file in sorted((ROOT / package).rglob("*.py"))
         for module in imports_of(file)
         if module.split(".")[0] in above
+    ]
+    assert climbing == []
+
+
+def test_nothing_outside_the_lab_imports_it() -> None:
+    """A volunteer's node needs none of it; `bootstrap/from_lab.py` finds what commands take from it."""
+    climbing = [
+        f"{name} imports {module}"
+        for name, imported in arrows(of_types=True).items()
+        for module in imported
+        if module.startswith(LAB) and not name.startswith(LAB)
     ]
     assert climbing == []
 

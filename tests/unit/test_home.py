@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 import node
 from bootstrap.creating.choosing import RunOptions
 from bootstrap.found_cli import app as founding
-from bootstrap.placement.scenario import read_scenario as read_links
-from bootstrap.simulated_swarm.swarm_scenario import read_scenario
+from bootstrap.lab.placement.scenario import read_scenario as read_links
+from bootstrap.lab.simulated_swarm.swarm_scenario import read_scenario
 from bootstrap.tools_cli import app as tools
 from node.cli import app as volunteering
 from node.command import App

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from bootstrap.lab.in_memory.virtual_time import run_virtual
 from node.watch.line_limit import MINUTE, MOST, MOST_ALIKE, MOST_KINDS, MOST_TOLD, LineLimit
-from protocol.transport.virtual_time import run_virtual
 
 
 class Log(logging.Handler):

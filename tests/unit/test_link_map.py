@@ -22,7 +22,7 @@ from bootstrap.inspect.link_map import (
 )
 from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.table import Picture, headline
-from bootstrap.placement.scenario import read_scenario
+from bootstrap.lab.placement.scenario import read_scenario
 from node.membership.view import Member
 from protocol.announcement import Announcement, LinkReport
 from protocol.errors import StateError

@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 from bootstrap.evaluation.measuring import WantedLosses
 from bootstrap.export.tokenizer import tokenizer_of_run
+from bootstrap.lab.simulation.learning import loss_along
 from bootstrap.local.measuring import NOTHING_HELD_OUT, Measuring, text_to_measure_on
 from bootstrap.local.nodes import LocalPlan
 from bootstrap.local.progress import StatusLine
 from bootstrap.local.summary import Summary
 from bootstrap.local.swarm import LocalSwarm
-from bootstrap.simulation.learning import loss_along
 from bootstrap.tools_cli import app as tools
 from node.config import NodeConfig
 from node.data.opening import DataPlan, open_data

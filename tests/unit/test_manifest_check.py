@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from bootstrap.checking.front import read_points
 from bootstrap.checking.manifest_cli import app
 from bootstrap.checking.report import AssumedLinks, Report, report_on
-from bootstrap.simulation.front import read_points
 from node.machine.limits import size
 from node.model.resources import memory_needed
 from node.model.stage import parameter_count

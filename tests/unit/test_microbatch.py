@@ -10,12 +10,12 @@ from typing import Any, cast
 import pytest
 import torch
 
+from bootstrap.lab.in_memory.virtual_time import run_virtual
 from node.model.transfer import Here
 from node.pipeline.gate import Gate
 from node.pipeline.microbatch import DrawnMicrobatch, StageParts
 from protocol.errors import Refused
 from protocol.messages import Progress
-from protocol.transport.virtual_time import run_virtual
 
 BATCH = torch.zeros(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.long)
 

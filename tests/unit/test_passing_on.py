@@ -13,10 +13,10 @@ from pathlib import Path
 import msgpack
 import pytest
 
+from bootstrap.lab.in_memory.memory import MemoryTransport
 from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable
 from protocol.identity import Identity
 from protocol.transport.base import Handler, Stream
-from protocol.transport.memory import MemoryTransport
 from protocol.transport.passing_on import (
     IDLE_SECONDS,
     KEPT_SECONDS,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from placements.batch_time import Batch, batch_seconds, pipeline_ends
 
-from bootstrap.placement.dtfm import dtfm_problem
-from bootstrap.placement.methods import anneal
-from bootstrap.placement.search import Budget, run_search
+from bootstrap.lab.placement.dtfm import dtfm_problem
+from bootstrap.lab.placement.methods import anneal
+from bootstrap.lab.placement.search import Budget, run_search
 from tests.placement_cases import GIVEN, given_scenario
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from bootstrap.placement.completion import complete_bandwidth, complete_latency
-from bootstrap.placement.dtfm import dtfm_problem
-from bootstrap.placement.methods import anneal
-from bootstrap.placement.scenario import Scenario
-from bootstrap.placement.search import Budget, run_search
+from bootstrap.lab.placement.completion import complete_bandwidth, complete_latency
+from bootstrap.lab.placement.dtfm import dtfm_problem
+from bootstrap.lab.placement.methods import anneal
+from bootstrap.lab.placement.scenario import Scenario
+from bootstrap.lab.placement.search import Budget, run_search
 from tests.placement_cases import GIVEN, given_scenario, perturbed
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bootstrap.placement.dtfm import DtfmProblem, dtfm_problem, path_order
-from bootstrap.placement.kernels import bottleneck
-from bootstrap.placement.scenario import Scenario
+from bootstrap.lab.placement.dtfm import DtfmProblem, dtfm_problem, path_order
+from bootstrap.lab.placement.kernels import bottleneck
+from bootstrap.lab.placement.scenario import Scenario
 from protocol.errors import ScenarioError
 from tests.placement_cases import given_scenario, random_scenario
 

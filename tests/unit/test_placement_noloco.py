@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from bootstrap.placement.dtfm import path_order
-from bootstrap.placement.kernels import cheapest_flow
-from bootstrap.placement.methods import anneal
-from bootstrap.placement.noloco import NolocoProblem, Training, noloco_problem
-from bootstrap.placement.pairing import mean_exchange, nearest_pairs, pairing, spectral_gap, uniform_pairs
-from bootstrap.placement.scenario import Scenario
-from bootstrap.placement.search import Budget, run_search
+from bootstrap.lab.placement.dtfm import path_order
+from bootstrap.lab.placement.kernels import cheapest_flow
+from bootstrap.lab.placement.methods import anneal
+from bootstrap.lab.placement.noloco import NolocoProblem, Training, noloco_problem
+from bootstrap.lab.placement.pairing import mean_exchange, nearest_pairs, pairing, spectral_gap, uniform_pairs
+from bootstrap.lab.placement.scenario import Scenario
+from bootstrap.lab.placement.search import Budget, run_search
 from protocol.errors import ScenarioError
 from tests.placement_cases import given_scenario, random_scenario
 

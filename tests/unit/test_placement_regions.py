@@ -12,13 +12,13 @@ import pytest
 from placements.regions import by_hand, regional, uneven
 from typer.testing import CliRunner
 
-from bootstrap.placement import region_file
-from bootstrap.placement.dtfm import dtfm_problem
-from bootstrap.placement.methods import anneal
-from bootstrap.placement.noloco import Training, noloco_problem
-from bootstrap.placement.plan import problem_of
-from bootstrap.placement.scenario import scenario_from
-from bootstrap.placement.search import Budget, run_search
+from bootstrap.lab.placement import region_file
+from bootstrap.lab.placement.dtfm import dtfm_problem
+from bootstrap.lab.placement.methods import anneal
+from bootstrap.lab.placement.noloco import Training, noloco_problem
+from bootstrap.lab.placement.plan import problem_of
+from bootstrap.lab.placement.scenario import scenario_from
+from bootstrap.lab.placement.search import Budget, run_search
 from bootstrap.tools_cli import app
 from protocol.errors import ScenarioError
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from bootstrap.placement.region_file import MAX_DEVICES
-from bootstrap.placement.scenario import read_scenario, scenario_from
+from bootstrap.lab.placement.region_file import MAX_DEVICES
+from bootstrap.lab.placement.scenario import read_scenario, scenario_from
 from protocol.errors import ScenarioError
 from tests.placement_cases import GIVEN, SCENARIOS
 

@@ -9,10 +9,10 @@ from statistics import median
 import numpy as np
 import pytest
 
-from bootstrap.placement import METHOD_NAMES
-from bootstrap.placement.chains import improve
-from bootstrap.placement.dtfm import DtfmProblem, dtfm_problem
-from bootstrap.placement.methods import (
+from bootstrap.lab.placement import METHOD_NAMES
+from bootstrap.lab.placement.chains import improve
+from bootstrap.lab.placement.dtfm import DtfmProblem, dtfm_problem
+from bootstrap.lab.placement.methods import (
     METHODS,
     anneal,
     genetic,
@@ -21,9 +21,9 @@ from bootstrap.placement.methods import (
     near_neighbours,
     repair,
 )
-from bootstrap.placement.noloco import Training, noloco_problem
-from bootstrap.placement.plan import make_plan, problem_of
-from bootstrap.placement.search import Budget, Found, Improvement, run_search
+from bootstrap.lab.placement.noloco import Training, noloco_problem
+from bootstrap.lab.placement.plan import make_plan, problem_of
+from bootstrap.lab.placement.search import Budget, Found, Improvement, run_search
 from protocol.errors import ScenarioError
 from tests.placement_cases import GIVEN, given_scenario, perturbed, random_scenario, scattered
 

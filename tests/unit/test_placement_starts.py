@@ -9,11 +9,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from bootstrap.placement.dtfm import dtfm_problem
-from bootstrap.placement.methods import anneal
-from bootstrap.placement.noloco import Training, noloco_problem
-from bootstrap.placement.search import Budget, run_search
-from bootstrap.placement.starts import ENUMERATED, built, enumerated, laid_out
+from bootstrap.lab.placement.dtfm import dtfm_problem
+from bootstrap.lab.placement.methods import anneal
+from bootstrap.lab.placement.noloco import Training, noloco_problem
+from bootstrap.lab.placement.search import Budget, run_search
+from bootstrap.lab.placement.starts import ENUMERATED, built, enumerated, laid_out
 from tests.placement_cases import perturbed, random_scenario, scattered, spread_out, trap
 
 # --- the trap ------------------------------------------------------------------------------------

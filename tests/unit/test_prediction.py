@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
+from bootstrap.lab.in_memory.virtual_time import run_virtual
 from node.model.decoder import KeyValues
 from node.pipeline.inference import Memories, Memory
 from protocol.errors import Refused
 from protocol.ground import PeerId
-from protocol.transport.virtual_time import run_virtual
 
 PEER = PeerId("peer")
 

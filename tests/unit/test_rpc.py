@@ -8,6 +8,9 @@ import logging
 import pytest
 import torch
 
+from bootstrap.lab.in_memory.memory import MemoryTransport
+from bootstrap.lab.in_memory.memory_link import Link
+from bootstrap.lab.in_memory.virtual_time import run_virtual
 from protocol.codec import encode
 from protocol.errors import (
     PeerUnreachable,
@@ -19,9 +22,6 @@ from protocol.messages import Done
 from protocol.messages.training import Forward, Gradient, Ready
 from protocol.peer_limits import BAN_AFTER_STRIKES, MOST
 from protocol.rpc import IDLE_SECONDS, Answer, Request, Rpc, Traffic
-from protocol.transport.memory import MemoryTransport
-from protocol.transport.memory_link import Link
-from protocol.transport.virtual_time import run_virtual
 from tests.unit.two_peers import after, forward, gradient, in_virtual_time, say_done, two_peers
 
 # --- good manners ----------------------------------------------------------------------------------

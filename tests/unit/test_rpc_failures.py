@@ -7,6 +7,7 @@ import asyncio
 import pytest
 import torch
 
+from bootstrap.lab.in_memory.memory_link import Link
 from protocol.codec import Encoded, encode
 from protocol.errors import (
     DeadlineExceeded,
@@ -18,7 +19,6 @@ from protocol.messages.peers import GetStateIndex, Introduce
 from protocol.messages.training import Forward, Ready
 from protocol.patience import FRAME_SECONDS
 from protocol.rpc import Answer, Request, Traffic
-from protocol.transport.memory_link import Link
 from tests.unit.two_peers import after, forward, in_virtual_time, say_done, two_peers
 
 SLOW = Link(latency=0.01, bandwidth=1e6)  # bytes a second

@@ -10,6 +10,7 @@ import msgpack
 import pytest
 import torch
 
+from bootstrap.lab.in_memory.memory import MemoryTransport
 from protocol.channel import HALF_FRAME_SECONDS, SLOWEST_RATE
 from protocol.codec import encode
 from protocol.errors import (
@@ -28,7 +29,6 @@ from protocol.patience import FEW_SIGNS
 from protocol.peer_limits import BAN_AFTER_STRIKES, BAN_SECONDS
 from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.base import Stream
-from protocol.transport.memory import MemoryTransport
 from tests.unit.two_peers import Two, after, forward, idle, in_virtual_time, say_done, two_peers
 
 

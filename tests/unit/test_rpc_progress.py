@@ -8,6 +8,8 @@ from typing import Any, cast
 import pytest
 import torch
 
+from bootstrap.lab.in_memory.memory import MemoryTransport
+from bootstrap.lab.in_memory.memory_link import Link
 from protocol.codec import encode
 from protocol.errors import DeadlineExceeded, PeerUnreachable, WireError
 from protocol.frames import FrameType, read_frame, write_frame
@@ -16,8 +18,6 @@ from protocol.messages import Progress
 from protocol.messages.training import Forward, Gradient, Ready
 from protocol.patience import FRAME_SECONDS, Patience
 from protocol.rpc import Answer, Request, Rpc, Traffic
-from protocol.transport.memory import MemoryTransport
-from protocol.transport.memory_link import Link
 from tests.unit.two_peers import Two, after, forward, gradient, idle, in_virtual_time, say_done, two_peers
 
 NARROW = Link(latency=0.01, bandwidth=1e5)  # bytes a second

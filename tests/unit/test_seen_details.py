@@ -13,11 +13,11 @@ import torch
 from rich.console import Console
 
 from bootstrap.export.checkpoint import write_shards
-from bootstrap.placement.live_plan import Moves, moves_table
-from bootstrap.placement.noloco import Training
-from bootstrap.placement.plan import make_plan, problem_of
-from bootstrap.placement.plan_run import stage_table
-from bootstrap.placement.search import Budget
+from bootstrap.lab.placement.live_plan import Moves, moves_table
+from bootstrap.lab.placement.noloco import Training
+from bootstrap.lab.placement.plan import make_plan, problem_of
+from bootstrap.lab.placement.plan_run import stage_table
+from bootstrap.lab.placement.search import Budget
 from node.machine.limits import Room
 from node.membership.capacity import Peer
 from node.model.resources import too_little

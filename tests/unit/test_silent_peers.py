@@ -8,6 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from bootstrap.lab.in_memory.memory import MemoryTransport
+from bootstrap.lab.in_memory.memory_link import Link
+from bootstrap.lab.in_memory.memory_network import MemoryNetwork
 from node.membership.joining import LEAST_PATIENCE, PROBE_DEADLINE, patience, serve_greeting, silent
 from protocol.ground import PeerId
 from protocol.identity import Identity
@@ -15,9 +18,6 @@ from protocol.manifest import load_preset
 from protocol.messages.peers import Hello, Welcome
 from protocol.rpc import Answer, Request, Rpc
 from protocol.signed_manifest import SignedManifest
-from protocol.transport.memory import MemoryTransport
-from protocol.transport.memory_link import Link
-from protocol.transport.memory_network import MemoryNetwork
 from tests.unit.two_peers import in_virtual_time
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bootstrap.simulated_swarm import modelled_rounds
-from bootstrap.simulated_swarm.modelled_dht import ANNOUNCEMENT_BYTES, MOST_RECORDS, look_bytes
-from bootstrap.simulated_swarm.swarm_checks import SwarmCheck, broken, checks_of
-from bootstrap.simulated_swarm.swarm_outcome import SwarmOutcome
-from bootstrap.simulated_swarm.swarm_page import write_page
-from bootstrap.simulated_swarm.swarm_scenario import SWARM_PRESETS, read_scenario, swarm_scenario
-from bootstrap.simulated_swarm.swarm_world import SwarmWorld, simulate_swarm
+from bootstrap.lab.simulated_swarm import modelled_rounds
+from bootstrap.lab.simulated_swarm.modelled_dht import ANNOUNCEMENT_BYTES, MOST_RECORDS, look_bytes
+from bootstrap.lab.simulated_swarm.swarm_checks import SwarmCheck, broken, checks_of
+from bootstrap.lab.simulated_swarm.swarm_outcome import SwarmOutcome
+from bootstrap.lab.simulated_swarm.swarm_page import write_page
+from bootstrap.lab.simulated_swarm.swarm_scenario import SWARM_PRESETS, read_scenario, swarm_scenario
+from bootstrap.lab.simulated_swarm.swarm_world import SwarmWorld, simulate_swarm
 from bootstrap.tools_cli import app
 from node.membership.buckets import SAMPLE_EVERY
 from node.membership.view import Member, View

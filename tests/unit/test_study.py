@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from bootstrap.simulation.learning import LearningResult
-from bootstrap.simulation.pulse import Pulse
-from bootstrap.simulation.simulate_cli import app, changes, wires
-from bootstrap.simulation.study import (
+from bootstrap.lab.simulation.learning import LearningResult
+from bootstrap.lab.simulation.pulse import Pulse
+from bootstrap.lab.simulation.simulate_cli import app, changes, wires
+from bootstrap.lab.simulation.study import (
     at_same_bytes,
     bytes_table,
     one_setting,

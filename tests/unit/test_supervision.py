@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from bootstrap.lab.in_memory.virtual_time import run_virtual
 from protocol.errors import NodeFailed, Refused
 from protocol.supervision import LONGEST_PAUSE, Supervisor, all_of, until_event
-from protocol.transport.virtual_time import run_virtual
 
 
 class Told:

@@ -30,8 +30,8 @@ TOOLS = {  # what is typed beside --join, and where it visits the run
     "export": ("--out model", "export.exporting.visit"),
     "generate": ("once", "generation.writing.visit"),
     "eval": ("", "evaluation.measuring.visit"),
-    "plan": ("", "placement.live_plan.visit"),
-    "plan --begin-anew 1": ("--publish run", "placement.plan_run.visit"),
+    "plan": ("", "lab.placement.live_plan.visit"),
+    "plan --begin-anew 1": ("--publish run", "lab.placement.plan_run.visit"),
     "manifest check": ("", "checking.machine_tables.look_at"),
 }
 

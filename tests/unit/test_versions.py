@@ -15,6 +15,7 @@ import msgpack
 import pytest
 from pydantic import BaseModel
 
+from bootstrap.lab.in_memory.virtual_time import run_virtual
 from node.giving.ledger import ContributionLedger
 from node.membership.past import Past
 from node.membership.view import Member, View
@@ -48,7 +49,6 @@ from protocol.revocations import Revocations
 from protocol.rpc import Answer, Request, Traffic
 from protocol.signed_manifest import _SIGNATURE_DOMAIN, SignedManifest
 from protocol.tokens import SERIAL_BYTES
-from protocol.transport.virtual_time import run_virtual
 from tests.fuzz.decoders import DECODERS
 from tests.unit.test_frames import EXAMPLES, MESSAGES
 from tests.unit.test_frames import read as read_frame

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from bootstrap.lab.in_memory.virtual_time import run_virtual
 from node.config import NodeConfig
 from node.links.links import LinkEstimate, Links
 from node.membership.view import View
@@ -26,7 +27,6 @@ from protocol.peer_limits import BAN_AFTER_STRIKES, Allowance, Bans, Inflow, Pee
 from protocol.rpc import Answer, Request
 from protocol.supervision import Supervisor
 from protocol.tokens import Token
-from protocol.transport.virtual_time import run_virtual
 from protocol.windows import amount, counted, short, window
 from tests.swarm.micro import micro_manifest
 from tests.unit.test_tokens import ALICE, OWNER, RUN, signed

@@ -23,6 +23,7 @@ from bootstrap.creating.words_of_seed import (
     WordAnswers,
     invite_by_words,
 )
+from bootstrap.lab.in_memory.memory import MemoryTransport
 from bootstrap.tools_cli import app as tools
 from node.membership.by_words import exchange
 from protocol.errors import MEND, JoinError, NolocoError, Refused, TokenError
@@ -33,7 +34,6 @@ from protocol.messages import Traffic
 from protocol.messages.peers import Invited, ProveWords, TryWords, WordsTried
 from protocol.rpc import Answer, Request, Rpc
 from protocol.tokens import Token
-from protocol.transport.memory import MemoryTransport
 from protocol.word_exchange import NewcomersSide
 from protocol.words import LIFE_SECONDS, MOST_TRIES, PROOF_BYTES, read_words
 from tests.unit.test_commands_speak import PEER as ADDRESS

@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+from bootstrap.lab.in_memory.memory import MemoryTransport, memory_address
+from bootstrap.lab.in_memory.memory_link import Link
+from bootstrap.lab.in_memory.memory_network import MemoryNetwork
 from node.context import Context, Counters
 from node.membership.view import View
 from node.model.compute import InlineCompute
@@ -23,9 +26,6 @@ from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.messages.training import Contribute, Unread
 from protocol.rpc import Rpc, Traffic
-from protocol.transport.memory import MemoryTransport, memory_address
-from protocol.transport.memory_link import Link
-from protocol.transport.memory_network import MemoryNetwork
 from tests.swarm.micro import micro_manifest
 
 PIECE = 1024

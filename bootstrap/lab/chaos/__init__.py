@@ -1,0 +1,1 @@
+"""Disturbing a local swarm: what `noloco swarm --chaos` does to its nodes."""
