@@ -21,7 +21,7 @@ from reporting.report import Report, arguments_of, parser_of, run
 from bootstrap.creating.choosing import RunOptions
 from bootstrap.lab.simulation.learning import LearningSetting
 from bootstrap.lab.simulation.study import run_study
-from protocol.manifest import preset_text
+from protocol.run.manifest import preset_text
 
 REPLICAS = 3  # of each stage, as `noloco swarm` starts by itself
 SEQUENCES = 256  # held out, for both

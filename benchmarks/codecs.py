@@ -22,9 +22,9 @@ from reporting.report import Report, arguments_of, parser_of, run
 from torch import Tensor
 
 from node.machine.limits import keep_freed_memory
-from protocol import kernels
-from protocol.codec import TensorSpec, as_read, decode, encode
-from protocol.manifest import BoundaryCodec
+from protocol.codecs import kernels
+from protocol.codecs.codec import TensorSpec, as_read, decode, encode
+from protocol.run.manifest import BoundaryCodec
 
 SHAPE = (8, 512, 1024)
 CODECS = [codec for codec in get_args(BoundaryCodec) if codec != "fp16"]

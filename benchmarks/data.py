@@ -25,7 +25,7 @@ from node.data.batches import TOKENISED_AT_ONCE, TokenisingTally, tokenised
 from node.data.documents import Split, stored_documents
 from node.data.sources import python_stdlib_files
 from node.data.tokenizer import FileTokenizer, end_of_text_in, identity_of
-from protocol.manifest import Manifest, manifest_from
+from protocol.run.manifest import Manifest, manifest_from
 
 VOCABULARY = 8_192
 TRAINED_ON = 10_000_000  # bytes for the tokenizer

@@ -26,7 +26,8 @@ from reporting.report import Report, arguments_of, parser_of, run
 from node.membership.buckets import StageSize, level_of
 from node.membership.discovery import read_stage
 from node.membership.view import View
-from protocol.announcement import (
+from protocol.errors import UserError
+from protocol.records.announcement import (
     Announcement,
     LinkReport,
     bucket_key,
@@ -34,9 +35,8 @@ from protocol.announcement import (
     record_key,
     stage_key,
 )
-from protocol.errors import UserError
-from protocol.identity import Identity
-from protocol.records import key_digest, seal_record
+from protocol.records.identity import Identity
+from protocol.records.records import key_digest, seal_record
 from protocol.transport.dht_guard import GuardedProtocol, Serializer
 from protocol.transport.hivemind_api import DHTID, P2PContext, dht_pb2
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport

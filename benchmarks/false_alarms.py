@@ -35,7 +35,7 @@ from bootstrap.lab.simulation.study import one_setting
 from bootstrap.lab.simulation.swarm import WORK_SECONDS, SimulatedSwarm
 from node.model.passes import Learned, Passes
 from node.model.replica import Replica
-from protocol.manifest import Manifest, load_preset
+from protocol.run.manifest import Manifest, load_preset
 
 REPLICAS, STAGES, INNER_STEPS = 8, 2, 4
 SLOWED, SLOWER = REPLICAS * STAGES - 1, 3.0

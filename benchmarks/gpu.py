@@ -40,7 +40,7 @@ from node.model.memory_model import backward_bytes, forward_bytes
 from node.model.replica import Replica
 from node.model.resources import room_on
 from node.model.stage import work_of
-from protocol.manifest import Manifest, load_preset
+from protocol.run.manifest import Manifest, load_preset
 
 NAMES = {1: "one_stage", 2: "two_stages", 4: "four_stages"}
 WARM_UP_STEPS = 3

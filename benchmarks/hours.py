@@ -42,10 +42,10 @@ from node.daemon import Node
 from node.data.batches import TrainingData
 from node.model.compute import Priority
 from node.state import transfer
-from protocol import channel
 from protocol.ground import PeerId
-from protocol.identity import Identity
-from protocol.manifest import Manifest, load_preset
+from protocol.records.identity import Identity
+from protocol.rpc import channel
+from protocol.run.manifest import Manifest, load_preset
 
 RESULTS = Path(__file__).parents[1] / "docs" / "data" / "hours.jsonl"
 REPLICAS = 4

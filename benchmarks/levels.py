@@ -27,7 +27,7 @@ from bootstrap.lab.simulated_swarm.swarm_world import simulate_swarm
 from bootstrap.lab.simulation.learning import text_of
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.model.compute import Priority
-from protocol.manifest import Manifest, manifest_from
+from protocol.run.manifest import Manifest, manifest_from
 
 HOP = 1.0  # seconds of a microbatch at a stage
 LATENCY = 0.02

@@ -31,7 +31,7 @@ from flooding.counting_node import BANS_FILE
 from pipelines.chain import START_SECONDS, Chain, ChainFailed
 from reporting.report import Report, arguments_of, parser_of, run
 
-from protocol.manifest import Manifest, load_preset
+from protocol.run.manifest import Manifest, load_preset
 
 FLOODING = Path(__file__).parent / "flooding"
 PLACES: list[tuple[str, list[str]]] = [("127.0.0.1", [])] * 3

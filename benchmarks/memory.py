@@ -15,7 +15,7 @@ import psutil
 from pipelines.chain import Chain, ChainFailed, manifest_of
 from reporting.report import Report, arguments_of, parser_of, run
 
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 PLACES: list[tuple[str, list[str]]] = [("127.0.0.1", [])] * 3
 SAMPLE_SECONDS = 1.0

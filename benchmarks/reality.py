@@ -35,7 +35,7 @@ from bootstrap.lab.simulated_swarm.swarm_scenario import swarm_scenario
 from bootstrap.lab.simulated_swarm.swarm_world import simulate_swarm
 from bootstrap.lab.simulation.study import as_they_end
 from node.watch.trace import Track
-from protocol.manifest import Manifest, manifest_from
+from protocol.run.manifest import Manifest, manifest_from
 
 REPLICAS, STAGES = 3, 2
 BATCH, INNER_STEPS, LIFETIME = 4, 12, 45.0

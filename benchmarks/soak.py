@@ -37,9 +37,9 @@ from node.node_resources import Surroundings
 from node.storage.state_directory import StateDirectory
 from node.watch.events import Events, JsonLines
 from protocol.errors import UserError
-from protocol.identity import Identity
-from protocol.manifest import Manifest, manifest_from
-from protocol.signed_manifest import SignedManifest
+from protocol.records.identity import Identity
+from protocol.run.manifest import Manifest, manifest_from
+from protocol.run.signed_manifest import SignedManifest
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 REPLICAS = 2  # of each stage

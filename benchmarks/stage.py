@@ -25,7 +25,7 @@ from node.model.compiling import Compiling
 from node.model.dry_run import meter_of
 from node.model.execution import Execution, choose_precision
 from node.model.replica import Replica
-from protocol.manifest import Manifest, load_preset, manifest_from
+from protocol.run.manifest import Manifest, load_preset, manifest_from
 
 Microbatch = Callable[[], object]
 

@@ -21,7 +21,7 @@ from pipelines.plain import train_plainly
 from reporting.report import Report, arguments_of, parser_of, run
 
 from node.model.replica import Replica
-from protocol.manifest import Manifest, load_preset
+from protocol.run.manifest import Manifest, load_preset
 
 
 def plain_loop(manifest: Manifest, seconds: float, device: str) -> float:

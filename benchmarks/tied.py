@@ -23,7 +23,7 @@ from bootstrap.lab.simulation.study import one_setting
 from node.data.batches import Position
 from node.model.inner import learning_rate
 from node.model.stage import Stage
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 STEPS, MICROBATCHES, SEQUENCES, REPLICAS = 400, 2, 2, 2
 HELD_OUT = 512

@@ -40,8 +40,8 @@ from reporting.report import Report, arguments_of, parser_of, run
 from shaping.links import LinksUnavailable, Shape, ShapedLinks
 
 from bootstrap.checking.costs import Limit
-from protocol.codec import nbytes_of
-from protocol.manifest import Manifest
+from protocol.codecs.codec import nbytes_of
+from protocol.run.manifest import Manifest
 
 PEERS = 3  # the seed peer and two stages
 MBIT = (1000.0, 300.0, 100.0, 30.0)

@@ -15,7 +15,7 @@ from rich.table import Table
 from node.machine.limits import optional
 from node.watch.words import wrapped
 from protocol.errors import StateError, UserError
-from protocol.keeping import FOR_OTHERS, advice_for, replace_whole, require_writable
+from protocol.files.keeping import FOR_OTHERS, advice_for, replace_whole, require_writable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

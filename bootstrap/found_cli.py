@@ -26,10 +26,10 @@ from node.machine.named import Use
 from node.machine.open_files import take_open_files
 from node.membership.outside import announced
 from node.watch.events import set_up_logging
-from protocol.addresses import SEED_PORT, check_announced
 from protocol.errors import NolocoError, UserError
-from protocol.keeping import own
-from protocol.manifest import PRESETS
+from protocol.files.keeping import own
+from protocol.records.addresses import SEED_PORT, check_announced
+from protocol.run.manifest import PRESETS
 from protocol.transport.ports import require_port
 
 if TYPE_CHECKING:

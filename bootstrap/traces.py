@@ -21,7 +21,7 @@ from node.watch.spans import NOTHING, Spans, common, length, merged
 from node.watch.time_use import Idle, idle_shares
 from node.watch.trace import Track
 from protocol.errors import StateError
-from protocol.keeping import FOR_OTHERS, replacing
+from protocol.files.keeping import FOR_OTHERS, replacing
 
 LEAST_SHOWN = 0.0005  # of the time: shorter jobs have no line of their own
 FILE_NAME = "trace.json"  # of a node, in its state directory

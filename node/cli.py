@@ -25,12 +25,12 @@ from node.machine.processes import end_process
 from node.watch.events import set_up_logging
 from node.watch.phases import Phases, told_while_importing
 from node.watch.words import print_wrapped
-from protocol.addresses import check_address, check_announced, seed_place
+from protocol.access.tokens import Token
+from protocol.access.words import EXAMPLE, are_words, read_words
 from protocol.errors import JoinError, NolocoError, TokenError, UserError
-from protocol.folders import settle_caches
-from protocol.tokens import Token
+from protocol.files.folders import settle_caches
+from protocol.records.addresses import check_address, check_announced, seed_place
 from protocol.transport.ports import require_port
-from protocol.words import EXAMPLE, are_words, read_words
 
 if TYPE_CHECKING:
     from node.watch.screen import Screen

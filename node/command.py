@@ -25,12 +25,11 @@ from node.machine.named import HUB, Use, require_use
 from node.machine.open_files import take_open_files
 from node.machine.processes import ending_beside_threads, without_named_locks
 from node.watch.words import wrapped
-from protocol.compatibility import MINOR, PROTOCOL
 from protocol.errors import INTERRUPTED, NO, NolocoError, UserError
-from protocol.folders import settle_caches, settle_temporary_files
-from protocol.keeping import FORMAT
+from protocol.files.folders import settle_caches, settle_temporary_files
+from protocol.files.keeping import FORMAT
 from protocol.supervision import Work
-from protocol.version import own_version
+from protocol.version import MINOR, PROTOCOL, own_version
 
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -20,15 +20,15 @@ from node.watch.device_use import DeviceUse, device_use
 from node.watch.events import Events, finite
 from node.watch.loss_history import LossHistory
 from node.watch.trace import NO_TRACE, Trace
-from protocol.announcement import Announcement, State
-from protocol.compatibility import FEATURES, MINOR, PROTOCOL
 from protocol.ground import PeerId
-from protocol.manifest import Manifest
 from protocol.messages.peers import MOST_TOLD_PEERS, Awaited, HistoryPoint, NodeStats
-from protocol.rpc import Rpc
+from protocol.records.announcement import Announcement, State
+from protocol.rpc.compatibility import FEATURES
+from protocol.rpc.rpc import Rpc
+from protocol.run.manifest import Manifest
 from protocol.supervision import Supervisor
 from protocol.transport.base import Transport
-from protocol.version import own_version
+from protocol.version import MINOR, PROTOCOL, own_version
 from protocol.windows import counted, short, window
 
 RATE_STEPS = 20  # inner steps over which tokens per second are measured

@@ -27,10 +27,10 @@ from node.service import Service, taken_stage
 from node.state.checkpoints import Checkpoints
 from node.storage.checkpoint_files import Checkpoint
 from node.watch.health import report_of
-from protocol.announcement import State
 from protocol.errors import NodeFailed, NolocoError, ResourceError
-from protocol.rpc import Rpc
-from protocol.signed_manifest import SignedManifest
+from protocol.records.announcement import State
+from protocol.rpc.rpc import Rpc
+from protocol.run.signed_manifest import SignedManifest
 from protocol.supervision import Supervisor, cancelled, node_failed, until_event
 from protocol.transport.base import Transport
 from protocol.windows import short, window

@@ -21,9 +21,9 @@ from node.node_resources import NodeResources
 from node.state.copies import CopyService
 from node.state.copy_keeper import CopyKeeper, copies_in
 from node.storage.state_directory import StateDirectory
+from protocol.access.revocations import Revocations
 from protocol.errors import NodeFailed, RecordError, StateError
-from protocol.revocations import Revocations
-from protocol.signed_manifest import SignedManifest
+from protocol.run.signed_manifest import SignedManifest
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from node.machine.checkup import OUTSIDE, CheckResult
 from node.watch.events import Events
-from protocol.addresses import host_of
+from protocol.records.addresses import host_of
 
 
 def towards(join: Sequence[str]) -> str:

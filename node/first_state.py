@@ -27,8 +27,8 @@ from node.storage.checkpoint_files import Checkpoint
 from node.trainer import Trainer
 from node.watch.words import clock_time, waiting_sentence
 from protocol.errors import CheckpointError, JoinError, NolocoError
-from protocol.lineage import Lineage
 from protocol.messages.peers import Awaited
+from protocol.records.lineage import Lineage
 
 DOWNLOADS = 3  # tries to get the state of the stage that a node moves to
 PAUSE_SECONDS = 5.0  # between them

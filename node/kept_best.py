@@ -6,9 +6,9 @@ from contextlib import suppress
 
 from node.context import Context
 from node.storage.state_directory import StateDirectory
-from protocol.announcement import MOST_FIGURE
 from protocol.errors import StateError
 from protocol.messages.peers import LossBest
+from protocol.records.announcement import MOST_FIGURE
 from protocol.windows import window
 
 FACT = "best_loss"

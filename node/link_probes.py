@@ -14,7 +14,7 @@ from node.membership.view import View
 from protocol.errors import NolocoError, Refused
 from protocol.ground import PeerId
 from protocol.messages.peers import Probe, Probed
-from protocol.rpc import Answer, Request, Traffic
+from protocol.rpc.rpc import Answer, Request, Traffic
 
 logger = logging.getLogger(__name__)
 

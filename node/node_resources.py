@@ -25,11 +25,11 @@ from node.telling import Teller
 from node.watch.events import Events
 from node.watch.history import Thinned
 from node.watch.trace import NO_TRACE, Trace
-from protocol.admission import Admission
-from protocol.manifest import Manifest
+from protocol.access.admission import Admission
 from protocol.messages.peers import MOST_HISTORY, HistoryPoint
-from protocol.rpc import Rpc
-from protocol.signed_manifest import SignedManifest
+from protocol.rpc.rpc import Rpc
+from protocol.run.manifest import Manifest
+from protocol.run.signed_manifest import SignedManifest
 from protocol.supervision import Supervisor
 from protocol.transport.base import Transport
 from protocol.windows import short, window

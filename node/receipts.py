@@ -10,7 +10,7 @@ from node.node_resources import NodeResources
 from protocol.errors import NolocoError, Refused, StateError
 from protocol.ground import PeerId
 from protocol.messages.peers import MOST_RECEIPTS, GetReceipts, ReceiptList, SignReceipt
-from protocol.rpc import Answer, Request
+from protocol.rpc.rpc import Answer, Request
 from protocol.supervision import all_of
 from protocol.windows import short, window
 

@@ -45,15 +45,15 @@ from node.storage.checkpoint_files import Checkpoint
 from node.trainer import Trainer
 from node.watch.history import Thinned
 from node.watch.words import missing_sentence
-from protocol.addresses import is_loopback
-from protocol.announcement import Announcement, State
-from protocol.door import VISITOR_BYTES, VISITOR_DOWNLOADS, Door
+from protocol.access.peer_limits import Allowance
 from protocol.errors import Refused, UserError
 from protocol.messages import Asker
 from protocol.messages.peers import GetHistory, GetStats, History, HistoryPoint, NodeStats
 from protocol.messages.training import GetBacklog
-from protocol.peer_limits import Allowance
-from protocol.rpc import Answer, Request, Traffic
+from protocol.records.addresses import is_loopback
+from protocol.records.announcement import Announcement, State
+from protocol.rpc.door import VISITOR_BYTES, VISITOR_DOWNLOADS, Door
+from protocol.rpc.rpc import Answer, Request, Traffic
 from protocol.supervision import Supervisor, all_of
 from protocol.windows import short, window
 

@@ -19,8 +19,8 @@ from node.watch.pulse import Pulse, farewell, sentence
 from node.watch.screen import Screen
 from node.watch.time_use import TimeUse
 from node.watch.trace import Track
-from protocol.announcement import State
 from protocol.errors import StateError
+from protocol.records.announcement import State
 from protocol.windows import counted, short, window
 
 logger = logging.getLogger("noloco")

@@ -16,10 +16,10 @@ from node.rounds.rounds import Rounds
 from node.state.checkpoints import Checkpoints
 from node.state.download import WantedState, download_state
 from node.state.healing import Healing
-from protocol.announcement import State
 from protocol.errors import NolocoError, TransportDown
 from protocol.ground import PeerId
-from protocol.lineage import Lineage
+from protocol.records.announcement import State
+from protocol.records.lineage import Lineage
 from protocol.supervision import cancelled
 from protocol.windows import window
 

@@ -26,7 +26,7 @@ def is_time(seconds: float) -> bool:
 
 @dataclass(frozen=True)
 class Record:
-    """One peer's signed entry under a DHT key, already checked by `protocol.records.open_record`."""
+    """One peer's signed entry under a DHT key, already checked by `protocol.records.records.open_record`."""
 
     subkey: PeerId  # who signed it
     value: bytes  # the signed payload, without its envelope

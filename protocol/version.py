@@ -1,4 +1,4 @@
-"""The version of this program that runs here: the distribution's, and the commit where that is known."""
+"""Versions: of what peers say to each other, and of this program, with its commit where that is known."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from importlib.resources import files
 from pathlib import Path
 
+PROTOCOL = 1  # counted up when peers of the one before could not work with those of this one
+MINOR = 4  # counted up with any change of what travels or is kept, see tests/versions
 DISTRIBUTION = "noloco-node"
 COMMIT_FILE = "commit.txt"  # beside this module, where whoever built an image wrote it
 COMMIT = re.compile(r"[0-9a-f]{40}")

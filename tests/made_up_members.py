@@ -8,10 +8,7 @@ from collections.abc import Callable
 
 from bootstrap.inspect.observer import Observer
 from bootstrap.lab.in_memory.memory import Link, MemoryNetwork, MemoryTransport, memory_address
-from protocol.announcement import PEER_CHARACTERS, Announcement, LinkReport, State, stage_key
 from protocol.ground import PeerId
-from protocol.identity import Identity
-from protocol.manifest import Manifest
 from protocol.messages.peers import (
     MOST_HISTORY,
     GetHistory,
@@ -21,8 +18,11 @@ from protocol.messages.peers import (
     LossTrend,
     NodeStats,
 )
-from protocol.rpc import Answer, Request, Rpc
-from protocol.signed_manifest import SignedManifest
+from protocol.records.announcement import PEER_CHARACTERS, Announcement, LinkReport, State, stage_key
+from protocol.records.identity import Identity
+from protocol.rpc.rpc import Answer, Request, Rpc
+from protocol.run.manifest import Manifest
+from protocol.run.signed_manifest import SignedManifest
 from protocol.version import own_version
 
 RATE = 900.0  # tokens per second of a replica

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from bootstrap.export.model_config import config_of
-from protocol.manifest import Manifest
-from protocol.model import Family
+from protocol.run.manifest import Manifest
+from protocol.run.model import Family
 
 SHAPES = {
     "vocab_size": 256,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.manifest import Manifest, load_preset, manifest_from, preset_text
+from protocol.run.manifest import Manifest, load_preset, manifest_from, preset_text
 
 OUTER = {"alpha": 0.5, "beta": 0.7, "gamma": 0.7, "inner_steps": 25}
 

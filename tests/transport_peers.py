@@ -9,7 +9,7 @@ import pytest
 
 from protocol.errors import DeadlineExceeded, PeerUnreachable, TransportDown, UserError
 from protocol.ground import PeerId
-from protocol.identity import Identity
+from protocol.records.identity import Identity
 from protocol.transport.base import Stream
 from tests.transport_network import (
     DEADLINE,

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from protocol.errors import RecordError
-from protocol.identity import Identity
-from protocol.records import MAX_LIFETIME, MAX_RECORD_BYTES, key_digest, seal_record
+from protocol.records.identity import Identity
+from protocol.records.records import MAX_LIFETIME, MAX_RECORD_BYTES, key_digest, seal_record
 from tests.patience import patience
 from tests.transport_network import (
     DEADLINE,

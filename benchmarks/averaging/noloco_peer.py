@@ -27,9 +27,9 @@ from node.model.compute import ComputeThread, Priority
 from node.model.replica import Replica
 from node.rounds.rounds import Rounds
 from node.watch.events import Events
-from protocol.announcement import Announcement
-from protocol.identity import Identity
-from protocol.rpc import Rpc
+from protocol.records.announcement import Announcement
+from protocol.records.identity import Identity
+from protocol.rpc.rpc import Rpc
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 FOR_EVER = 1e12

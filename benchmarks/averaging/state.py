@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from protocol.manifest import Manifest, manifest_from
+from protocol.run.manifest import Manifest, manifest_from
 
 LAYERS = 6
 VOCABULARY = 256

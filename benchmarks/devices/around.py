@@ -10,7 +10,7 @@ import torch
 from pipelines.chain import Chain
 
 from node.model.replica import Replica
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 MATRIX = {"cuda": 8192, "cpu": 512}
 COPIED = {"cuda": 2**28, "cpu": 2**24}  # float32

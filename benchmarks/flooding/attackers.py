@@ -23,11 +23,11 @@ import psutil
 import uvloop
 from flooding.grammar import KINDS, batch_of
 
-from protocol.addresses import peer_id_in
 from protocol.errors import NolocoError
 from protocol.ground import PeerId
-from protocol.identity import Identity
 from protocol.messages import Traffic
+from protocol.records.addresses import peer_id_in
+from protocol.records.identity import Identity
 from protocol.supervision import Supervisor
 from protocol.transport.p2pd import Libp2pConfig, P2pd
 

@@ -13,10 +13,10 @@ from collections import Counter
 from pathlib import Path
 
 from node import cli
-from protocol import channel
-from protocol.frames import UNWATCHED, FrameWatch, Prefix, read_prefix
+from protocol.access.peer_limits import Bans
 from protocol.ground import PeerId
-from protocol.peer_limits import Bans
+from protocol.rpc import channel
+from protocol.rpc.frames import UNWATCHED, FrameWatch, Prefix, read_prefix
 from protocol.transport.base import Stream
 
 BANS_FILE = "bans.jsonl"
@@ -49,7 +49,7 @@ class CountingBans(Bans):
 
 
 if __name__ == "__main__":
-    from protocol import rpc
+    from protocol.rpc import rpc
 
     channel.read_prefix = _counted  # type: ignore[attr-defined]
     rpc.Bans = CountingBans  # type: ignore[misc, attr-defined]

@@ -22,10 +22,10 @@ from hops.activations import (
 from hops.serving import serve_commands
 
 from node.machine.limits import keep_freed_memory
-from protocol.codec import encode
-from protocol.identity import Identity
+from protocol.codecs.codec import encode
 from protocol.messages import Asks, Done, Message
-from protocol.rpc import Answer, Request, Rpc, Traffic
+from protocol.records.identity import Identity
+from protocol.rpc.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 DEADLINE = 60.0

@@ -13,7 +13,7 @@ import uvloop
 from averaging.coordination import Message as Command
 from hops.serving import serve_commands
 
-from protocol.identity import Identity
+from protocol.records.identity import Identity
 from protocol.transport.base import Stream
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from protocol.manifest import Manifest, as_toml
+from protocol.run.manifest import Manifest, as_toml
 
 START_SECONDS = 180.0
 STOP_SECONDS = 20.0

@@ -7,7 +7,7 @@ from dataclasses import replace
 from bootstrap.checking.costs import Limit, step_time
 from bootstrap.checking.report import AssumedLinks
 from node.machine.devices import Device
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 NO_LINK = AssumedLinks(1e6, 0.0)
 

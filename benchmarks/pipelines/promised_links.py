@@ -23,7 +23,7 @@ from pipelines.chain import Chain, ChainFailed
 from shaping.links import Shape, ShapedLinks
 
 from bootstrap.checking.costs import Limit
-from protocol.manifest import Manifest, as_toml
+from protocol.run.manifest import Manifest, as_toml
 
 FOUR = (
     Shape(100.0, 0.02),

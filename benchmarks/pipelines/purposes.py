@@ -9,10 +9,10 @@ from bootstrap.lab.simulated_swarm.modelled_network import FRAME, MESSAGE
 from node.model.stage import parameter_count
 from node.rounds.contribution import sample_stride
 from node.watch.trace import Trace
-from protocol.codec import nbytes_of
-from protocol.frames import FrameWatch
+from protocol.codecs.codec import nbytes_of
 from protocol.ground import PeerId
-from protocol.manifest import Manifest
+from protocol.rpc.frames import FrameWatch
+from protocol.run.manifest import Manifest
 
 SMALL = ("pairing", "questions")  # a handful of bytes each: these are counted
 PURPOSES = ("activations", "gradients", "rounds", *SMALL)

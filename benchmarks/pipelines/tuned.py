@@ -17,7 +17,7 @@ from node.model.flat import FlatParameters
 from node.model.head_loss import loss_with_gradients, padded, plain_softmax
 from node.model.inner import learning_rate
 from node.model.stage import Stage
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 
 class Tuned:

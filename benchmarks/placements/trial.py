@@ -23,7 +23,7 @@ from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.model.compute import Priority
 from protocol.ground import PeerId
-from protocol.manifest import Manifest, manifest_from
+from protocol.run.manifest import Manifest, manifest_from
 
 HEADER_BYTES = 150  # of a forward frame beside its tensors, about
 LOOK_SECONDS = 0.25

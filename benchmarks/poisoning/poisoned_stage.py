@@ -23,7 +23,7 @@ from node.data.batches import Batch, Position, TrainingData
 from node.model.replica import Replica
 from node.rounds.defence import Defence, Examination, blocks_of
 from protocol.ground import PeerId
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 ROUND_SECONDS = 60.0  # of the clock that quarantines run by
 VALIDATION_SEQUENCES = 256

@@ -20,7 +20,7 @@ from node.machine.devices import Device
 from node.model.memory_model import backward_bytes, forward_bytes
 from node.model.stage import parameter_count
 from protocol.errors import ManifestError
-from protocol.manifest import Manifest, manifest_from
+from protocol.run.manifest import Manifest, manifest_from
 
 FRAMING = 1.05  # of a byte: headers of TCP and IP in packets of 1,500 bytes, and of Noise and yamux
 # of the quicker direction's time on a full link, what does not overlap the slower one's: two transports alone showed

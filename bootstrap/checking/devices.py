@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # names of devices are needed before a command imports torch
     import torch
 
     from node.model.passes import Passes
-    from protocol.manifest import Manifest
+    from protocol.run.manifest import Manifest
 
 MEASURED_TOKENS = 256  # in a layer at first; then as many of a microbatch's as
 MOST_SECONDS = 1.0  # a layer may take
@@ -84,7 +84,7 @@ def _timed(piece: Manifest, where: torch.device) -> Timed:
     head = _head_seconds(piece, where) - (0.0 if piece.is_ring else layer)
     encoding = 0.0
     if where.type == "cpu":  # a GPU encodes while it computes what comes next
-        from protocol.codec import encode
+        from protocol.codecs.codec import encode
 
         codecs = (piece.wire.activations, piece.wire.gradients)
         sent = torch.ones(piece.inner.sequences, piece.data.sequence_tokens, piece.model.hidden_size)

@@ -8,7 +8,7 @@ from bootstrap.checking.costs import cost_of
 from bootstrap.checking.report import AssumedLinks, fit_of
 from node.machine.devices import DEVICES, Device, processor_of
 from node.watch.words import count, duration
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 PROCESSORS = (4, 8, 16, 32, 64)  # GB of machines without a GPU
 PATIENCE = 30 * 24  # hours: what takes a processor longer is for GPUs

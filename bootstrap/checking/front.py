@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 FURTHEST = 2.0  # of `_distance`: nothing is cited for a setting further from all that were tried
 USUAL_RATE = 2e-3  # the preset's learning rate

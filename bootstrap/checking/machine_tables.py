@@ -28,7 +28,7 @@ from bootstrap.display import plain_table
 from node.machine.limits import size
 from node.model.resources import least_memory, memory_needed
 from node.model.stage import described_parameters
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 DAY = 24
 

@@ -21,9 +21,9 @@ from node.machine.limits import parse_rate
 from node.machine.named import Use
 from node.watch.words import print_wrapped
 from protocol.errors import NO, ManifestError, UserError
-from protocol.manifest import PRESETS, Manifest, load_preset
-from protocol.manifest_advice import advice
-from protocol.signed_manifest import load_manifest
+from protocol.run.manifest import PRESETS, Manifest, load_preset
+from protocol.run.manifest_advice import advice
+from protocol.run.signed_manifest import load_manifest
 
 if TYPE_CHECKING:  # torch, which whoever asks for --help need not wait for
     from bootstrap.checking.costs import Prices

@@ -29,9 +29,9 @@ from node.model.memory_model import (
 from node.model.outer import OuterSettings, stationary_variance
 from node.model.resources import least_memory, memory_needed
 from node.model.stage import parameter_count, work_of
-from protocol.codec import nbytes_of
-from protocol.manifest import Manifest, gamma_bound
-from protocol.near_codecs import kept_apart
+from protocol.codecs.codec import nbytes_of
+from protocol.codecs.near_codecs import kept_apart
+from protocol.run.manifest import Manifest, gamma_bound
 
 TOLERABLE = 0.05  # of the time: what an exchange may block before the report calls for longer inner steps
 

@@ -13,7 +13,7 @@ from node.machine.limits import size
 from node.model.memory_model import backward_bytes, forward_bytes
 from node.model.stage import described_parameters
 from node.watch.words import duration
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 
 def show_report(verdict: str, report: Report, manifest: Manifest, links: AssumedLinks) -> None:

@@ -25,8 +25,8 @@ from node.membership.entry import enter
 from node.membership.joining import DIAL_DEADLINE, greet
 from node.model.resources import require_disk, require_host_memory, require_memory, room_on
 from protocol.errors import JoinError, ResourceError
-from protocol.manifest import Manifest
-from protocol.signed_manifest import SignedManifest
+from protocol.run.manifest import Manifest
+from protocol.run.signed_manifest import SignedManifest
 from protocol.transport.libp2p import Libp2pConfig
 
 HOUR = 3600.0

@@ -20,7 +20,7 @@ from node.machine.limits import parse_size
 from node.machine.named import HUB
 from node.watch.words import amount, wrapped
 from protocol.errors import ManifestError, NolocoError, UserError
-from protocol.manifest import BYTES, MOST_LETTERS, Manifest, load_preset, manifest_from
+from protocol.run.manifest import BYTES, MOST_LETTERS, Manifest, load_preset, manifest_from
 
 if TYPE_CHECKING:  # torch, for which nobody waits before they have answered
     from bootstrap.creating.proposing import Proposal, Wishes

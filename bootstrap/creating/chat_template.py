@@ -6,7 +6,7 @@ import logging
 
 from node.data.tokenizer_files import CONFIG
 from node.model.pretrained import Pretrained
-from protocol.start import MOST_TEMPLATE_BYTES
+from protocol.run.start import MOST_TEMPLATE_BYTES
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from node.machine.named import HUB, is_there
 from node.model.checkpoint_kinds import CONFIG
 from node.model.pretrained import Pretrained, stage_digest
 from protocol.errors import CheckpointError, ManifestError, RecordError, StateError, TokenizerError
-from protocol.manifest import (
+from protocol.run.manifest import (
     BYTES,
     Manifest,
     load_preset,
@@ -34,10 +34,10 @@ from protocol.manifest import (
     manifest_from,
     toml_contents,
 )
-from protocol.model import Model
-from protocol.piece_hashes import PieceHashes
-from protocol.signed_manifest import SignedManifest
-from protocol.start import Start
+from protocol.run.model import Model
+from protocol.run.piece_hashes import PieceHashes
+from protocol.run.signed_manifest import SignedManifest
+from protocol.run.start import Start
 
 logger = logging.getLogger(__name__)
 

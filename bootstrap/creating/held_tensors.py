@@ -11,8 +11,8 @@ from node.machine.kinds import Kind
 from node.model.checkpoint_kinds import CONFIG
 from node.model.pretrained import Pretrained
 from protocol.errors import CheckpointError
-from protocol.manifest import Manifest, manifest_from
-from protocol.model import ATTENTION_BIAS, Model
+from protocol.run.manifest import Manifest, manifest_from
+from protocol.run.model import ATTENTION_BIAS, Model
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from node.command import fail
 from node.machine.named import Use, is_there
 from node.watch.words import print_wrapped
 from protocol.errors import NolocoError, UserError
-from protocol.manifest import (
+from protocol.run.manifest import (
     BYTES,
     PRESETS,
     Manifest,

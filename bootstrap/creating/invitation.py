@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from bootstrap.display import write_whole
-from protocol.addresses import SEED_PORT
+from protocol.records.addresses import SEED_PORT
 
 ADDRESSES = "addresses.txt"  # of the seed peer, beside its key: as it was last started
 NEAREST_LAST = ("everywhere", "this network", "this machine")

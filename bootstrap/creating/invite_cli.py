@@ -14,8 +14,8 @@ from bootstrap.model_options import Join
 from node.command import fail, run_async
 from node.machine.named import Use
 from node.watch.words import print_wrapped
+from protocol.access.tokens import MAX_USES
 from protocol.errors import NolocoError, UserError
-from protocol.tokens import MAX_USES
 
 Directory = Annotated[
     Path, Use.READ_FOLDER, typer.Option("--dir", help="The run's, with run.key and manifest.")

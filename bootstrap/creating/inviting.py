@@ -14,14 +14,14 @@ from bootstrap.creating.run import REVOKED, RUN_KEY, revocations_in, signed_in
 from bootstrap.display import write_whole, writing
 from bootstrap.inspect.observer import visit
 from node.membership.discovery import DHT_DEADLINE
+from protocol.access.revocations import MOST_REVOKED, Revocations, mark_of, revoked_key
+from protocol.access.tokens import SERIAL_BYTES, Delegation, Token
 from protocol.errors import JoinError, StateError, TokenError, later
+from protocol.files.keeping import create_whole, one_after_another
 from protocol.ground import is_time
-from protocol.identity import Identity, is_peer_id, public_key_of
-from protocol.keeping import create_whole, one_after_another
-from protocol.records import MAX_LIFETIME
-from protocol.revocations import MOST_REVOKED, Revocations, mark_of, revoked_key
-from protocol.signed_manifest import SignedManifest
-from protocol.tokens import SERIAL_BYTES, Delegation, Token
+from protocol.records.identity import Identity, is_peer_id, public_key_of
+from protocol.records.records import MAX_LIFETIME
+from protocol.run.signed_manifest import SignedManifest
 
 DAY = 86_400.0
 REVOKING = "revoking.lock"  # beside the list, while one is added to it

@@ -13,8 +13,8 @@ from node.watch.words import called, missing_sentence, waiting_sentence
 from protocol.errors import NolocoError
 from protocol.ground import PeerId
 from protocol.messages.peers import Awaited, GetStats
-from protocol.rpc import Rpc
-from protocol.signed_manifest import SignedManifest
+from protocol.rpc.rpc import Rpc
+from protocol.run.signed_manifest import SignedManifest
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 
 def longer_than_positions(manifest: Manifest) -> str:

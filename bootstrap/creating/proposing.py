@@ -9,7 +9,7 @@ from bootstrap.checking.costs import Cost, cost_of, step_time
 from bootstrap.checking.fitting import is_fit
 from bootstrap.checking.report import AssumedLinks
 from node.machine.devices import Device
-from protocol.manifest import BYTES, PRESETS, Manifest, load_preset, manifest_from
+from protocol.run.manifest import BYTES, PRESETS, Manifest, load_preset, manifest_from
 
 HOME = AssumedLinks.between(2.5e6, 12.5e6, 0.05)  # 20 Mbit/s up and 100 down: what homes have at least
 BYTE_VALUES = 256

@@ -52,16 +52,16 @@ from node.state.copy_keeper import MOST_BYTES, CopyKeeper, copies_in, nbytes_of_
 from node.storage.state_directory import StateDirectory
 from node.watch.health import Report, health_served, report_of
 from node.watch.words import print_wrapped
-from protocol.admission import Admission
+from protocol.access.admission import Admission
+from protocol.access.revocations import Revocations
+from protocol.access.tokens import Credential, Token
 from protocol.errors import ManifestError, RecordError, StateError, TokenError
 from protocol.ground import PeerId
-from protocol.identity import Identity
-from protocol.manifest import Manifest, load_preset
-from protocol.revocations import Revocations
-from protocol.rpc import Rpc
-from protocol.signed_manifest import SignedManifest
+from protocol.records.identity import Identity
+from protocol.rpc.rpc import Rpc
+from protocol.run.manifest import Manifest, load_preset
+from protocol.run.signed_manifest import SignedManifest
 from protocol.supervision import Supervisor
-from protocol.tokens import Credential, Token
 from protocol.transport.base import Transport
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from node.membership.joining import DIAL_DEADLINE, greet
 from node.storage.state_directory import StateDirectory
 from protocol.errors import JoinError, later
-from protocol.rpc import Rpc
+from protocol.rpc.rpc import Rpc
 
 LOOK_SECONDS = 15.0
 LONGEST_PAUSE = 300.0  # between two tries while nobody answers: each says so in the log

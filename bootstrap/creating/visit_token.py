@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 from bootstrap.display import write_whole
+from protocol.access.tokens import Token
 from protocol.errors import NolocoError
-from protocol.identity import Identity
-from protocol.keeping import FOR_ITS_OWNER
-from protocol.signed_manifest import SignedManifest
-from protocol.tokens import Token
+from protocol.files.keeping import FOR_ITS_OWNER
+from protocol.records.identity import Identity
+from protocol.run.signed_manifest import SignedManifest
 
 RUN_KEY = "run.key"
 VISIT_TOKEN = "visits.token"  # so that the run's key need not stay with the seed peer

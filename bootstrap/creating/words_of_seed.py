@@ -18,16 +18,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bootstrap.display import write_whole
+from protocol.access.peer_limits import Allowance, PeerTable
+from protocol.access.word_exchange import InvitersSide
+from protocol.access.words import LIFE_SECONDS, MOST_TRIES, are_words, draw_words
 from protocol.errors import NolocoError, Refused
+from protocol.files.keeping import FOR_ITS_OWNER
+from protocol.files.places import read_own
 from protocol.ground import PeerId, is_time
-from protocol.keeping import FOR_ITS_OWNER
 from protocol.messages.peers import Invited, ProveWords, TryWords, WordsTried
-from protocol.peer_limits import Allowance, PeerTable
-from protocol.places import read_own
-from protocol.rpc import Answer, Request, Rpc
+from protocol.rpc.rpc import Answer, Request, Rpc
 from protocol.windows import window
-from protocol.word_exchange import InvitersSide
-from protocol.words import LIFE_SECONDS, MOST_TRIES, are_words, draw_words
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from bootstrap.inspect.verdict import SPREAD_BAND
 from bootstrap.local.summary import TokenCount
 from node.watch.history import Thinned
 from protocol.ground import PeerId
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 MOST_MEMBERS = 2_000
 MOST_POINTS = 2_000

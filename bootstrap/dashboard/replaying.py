@@ -22,11 +22,11 @@ from node.storage.state_directory import StateDirectory
 from node.watch.events import before
 from node.watch.loss_history import LossHistory
 from node.watch.words import LONGEST_NAME, word
-from protocol.announcement import Announcement, State
 from protocol.errors import ManifestError, StateError
 from protocol.ground import PeerId
-from protocol.manifest import Manifest
 from protocol.messages.peers import NodeStats
+from protocol.records.announcement import Announcement, State
+from protocol.run.manifest import Manifest
 
 EVENTS = "events.jsonl"
 MOST_LINE = 64 * 1024  # bytes; a longer line is no event of a node

@@ -11,9 +11,9 @@ from typing import TypedDict, get_args
 
 from bootstrap.inspect.observer import Sighting
 from node.watch.words import LONGEST_NAME, word
-from protocol.announcement import State
 from protocol.ground import PeerId
 from protocol.messages.peers import NodeStats
+from protocol.records.announcement import State
 
 MOST_TARGETS = 8  # peers that a row names as those it sends to
 STATES = get_args(State)

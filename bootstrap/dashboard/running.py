@@ -25,7 +25,7 @@ from node.machine.limits import optional
 from node.machine.listening import OPEN_TO_ALL, address_of, is_for_this_machine_alone, listen_at
 from node.machine.processes import on_interrupt
 from protocol.errors import UserError
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 from protocol.supervision import Supervisor
 
 if TYPE_CHECKING:  # these need the extra

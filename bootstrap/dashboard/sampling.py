@@ -19,7 +19,7 @@ from bootstrap.inspect.observer import Observer, Sighting
 from node.watch.words import LONGEST_NAME, word
 from protocol.errors import JoinError, NolocoError, legible
 from protocol.ground import PeerId
-from protocol.receipts import Contribution
+from protocol.records.receipts import Contribution
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from bootstrap.inspect.observer import visit
 from node.machine.limits import optional
 from node.machine.processes import on_interrupt
 from node.watch.words import print_wrapped
-from protocol.keeping import descriptor_of
+from protocol.files.keeping import descriptor_of
 from protocol.supervision import until_event
 
 Write = Callable[[Point], None]

@@ -10,7 +10,7 @@ from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.remembering import Memory
 from bootstrap.inspect.seen import Finding, Severity
 from bootstrap.inspect.verdict import verdict
-from protocol.announcement import Announcement
+from protocol.records.announcement import Announcement
 from protocol.version import own_version
 
 logger = logging.getLogger("noloco")

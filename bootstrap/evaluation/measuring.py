@@ -41,8 +41,7 @@ from node.machine.processes import in_background
 from node.model.pretrained import Pretrained, stage_tensors
 from node.model.stage import Stage, logits_through
 from node.watch.words import print_wrapped
-from protocol.codec import encode
-from protocol.earlier_manifests import as_read_now
+from protocol.codecs.codec import encode
 from protocol.errors import (
     DataError,
     DeadlineExceeded,
@@ -53,8 +52,9 @@ from protocol.errors import (
     TokenizerError,
 )
 from protocol.ground import PeerId
-from protocol.manifest import BYTES, Data, Manifest, manifest_from
 from protocol.messages.training import Evaluate, Evaluated
+from protocol.run.earlier_manifests import as_read_now
+from protocol.run.manifest import BYTES, Data, Manifest, manifest_from
 from protocol.supervision import all_of
 
 if TYPE_CHECKING:

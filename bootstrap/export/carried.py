@@ -29,8 +29,8 @@ from bootstrap.export.tokenizer import ModelTokenizer
 from node.data.tokenizer_files import CONFIG as TOKENIZER_CONFIG
 from node.data.tokenizer_files import FILE_NAME
 from node.model.checkpoint_kinds import CONFIG
-from protocol.manifest import Manifest
-from protocol.start import MOST_FILES_BYTES
+from protocol.run.manifest import Manifest
+from protocol.run.start import MOST_FILES_BYTES
 
 NAMES = (
     CONFIG,

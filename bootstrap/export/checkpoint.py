@@ -23,8 +23,8 @@ from safetensors.torch import save_file
 from bootstrap.export.fetching import Source
 from node.model.flat import Slice, layout
 from node.model.stage import parameter_shapes
-from protocol.manifest import Manifest, as_toml
-from protocol.receipts import Contribution
+from protocol.records.receipts import Contribution
+from protocol.run.manifest import Manifest, as_toml
 from protocol.version import own_version
 
 PATTERN = "model{suffix}.safetensors"

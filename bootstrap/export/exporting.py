@@ -44,7 +44,7 @@ from node.model.stage import parameter_count
 from node.watch.words import print_wrapped
 from protocol.errors import JoinError, ResourceError, StateError
 from protocol.ground import PeerId
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 TRIES = 6  # to fetch a stage within a round of its replica
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from protocol.errors import StateError
-from protocol.places import require_folder, require_way
+from protocol.files.places import require_folder, require_way
 
 PARTIAL = "partial"  # the folder in the export in which it is made
 FACTS = "noloco.json"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from protocol.manifest import Manifest
-from protocol.model import ROPE_MAY, ROPE_NEEDS, SLIDING, Family, Model, RopeType
+from protocol.run.manifest import Manifest
+from protocol.run.model import ROPE_MAY, ROPE_NEEDS, SLIDING, Family, Model, RopeType
 
 FAMILIES: dict[Family, str] = {  # and the class that loads a checkpoint of each
     "llama": "LlamaForCausalLM",

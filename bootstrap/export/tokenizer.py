@@ -16,7 +16,7 @@ from bootstrap.inspect.observer import Observer
 from node.data.tokenizer import FileTokenizer, load_tokenizer
 from node.data.tokenizer_files import CONFIG, FILE_NAME
 from node.membership.data_source import RunTokenizer
-from protocol.manifest import BYTES, Manifest
+from protocol.run.manifest import BYTES, Manifest
 
 
 class ModelTokenizer:

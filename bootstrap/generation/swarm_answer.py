@@ -18,7 +18,7 @@ from bootstrap.inspect.observer import (
     first_of,
     route_patience,
 )
-from protocol.codec import encode
+from protocol.codecs.codec import encode
 from protocol.errors import (
     DeadlineExceeded,
     JoinError,

@@ -16,9 +16,9 @@ from node.machine.processes import in_background
 from node.watch.words import print_wrapped
 from protocol.errors import NolocoError
 from protocol.ground import PeerId
-from protocol.manifest import Manifest
 from protocol.messages.peers import GetReceipts
-from protocol.receipts import Contribution, Receipt, added_up
+from protocol.records.receipts import Contribution, Receipt, added_up
+from protocol.run.manifest import Manifest
 from protocol.supervision import all_of
 
 DEADLINE = 10.0

@@ -20,11 +20,11 @@ from node.machine.named import shown
 from node.storage.state_directory import StateDirectory
 from node.watch.health import running_here
 from node.watch.words import print_wrapped
-from protocol.addresses import is_address
-from protocol.admission import Admission
+from protocol.access.admission import Admission
+from protocol.access.tokens import Token
 from protocol.errors import JoinError, NolocoError
-from protocol.signed_manifest import SignedManifest
-from protocol.tokens import Token
+from protocol.records.addresses import is_address
+from protocol.run.signed_manifest import SignedManifest
 
 RUN_DIRECTORY = "noloco-run"
 STATE_DIRECTORY = "noloco-state"

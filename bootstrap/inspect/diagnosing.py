@@ -26,7 +26,7 @@ from node.storage.state_directory import StateDirectory
 from node.watch.health import Unwell, directories, look
 from node.watch.words import print_wrapped
 from protocol.errors import NolocoError, TokenError
-from protocol.folders import user_name
+from protocol.files.folders import user_name
 from protocol.version import own_version
 
 PACKAGES = (

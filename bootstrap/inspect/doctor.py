@@ -28,12 +28,12 @@ from node.machine.limits import tcp_port
 from node.membership.entry import TokenSource, enter
 from node.membership.joining import greet
 from node.watch.words import print_wrapped, wrapped
-from protocol.addresses import check_address, peer_id_in
-from protocol.announcement import LinkReport
 from protocol.errors import ClockError, NolocoError, TokenError, UserError
 from protocol.ground import PeerId
-from protocol.identity import Identity
-from protocol.rpc import Rpc
+from protocol.records.addresses import check_address, peer_id_in
+from protocol.records.announcement import LinkReport
+from protocol.records.identity import Identity
+from protocol.rpc.rpc import Rpc
 from protocol.supervision import all_of
 from protocol.transport.libp2p import Libp2pConfig
 

@@ -17,10 +17,10 @@ from bootstrap.display import plain_table, write_whole
 from bootstrap.inspect.observer import Sighting, visit
 from node.model.stage import parameter_count
 from node.watch.words import called_among, print_wrapped
-from protocol.announcement import PEER_CHARACTERS, LinkReport
-from protocol.codec import nbytes_of
+from protocol.codecs.codec import nbytes_of
 from protocol.ground import PeerId
-from protocol.manifest import Manifest
+from protocol.records.announcement import PEER_CHARACTERS, LinkReport
+from protocol.run.manifest import Manifest
 
 Floats = NDArray[np.float64]
 

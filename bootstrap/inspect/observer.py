@@ -25,15 +25,15 @@ from node.model.replica import PIECE_PARAMETERS
 from node.model.stage import parameter_count
 from node.state.transfer import fetch_slow_weights, piece_count
 from node.watch.words import print_wrapped
-from protocol.admission import Admission
-from protocol.door import STRANGER
+from protocol.access.admission import Admission
 from protocol.errors import JoinError, NolocoError, Refused, TokenError, later
 from protocol.ground import PeerId
-from protocol.manifest import Manifest
 from protocol.messages.peers import MOST_POSITIONS, GetStateSample, GetStats, NodeStats
-from protocol.patience import Patience
-from protocol.rpc import Rpc
-from protocol.signed_manifest import SignedManifest
+from protocol.rpc.door import STRANGER
+from protocol.rpc.patience import Patience
+from protocol.rpc.rpc import Rpc
+from protocol.run.manifest import Manifest
+from protocol.run.signed_manifest import SignedManifest
 from protocol.supervision import all_of, cancelled
 from protocol.transport.base import Transport
 

@@ -11,14 +11,14 @@ from node.links.probing import Visitor
 from node.membership.discovery import read_stages
 from node.membership.joining import payload_limits
 from node.membership.view import View
-from protocol.announcement import Announcement, LinkReport, stage_key
-from protocol.folders import temporary_folder
+from protocol.files.folders import temporary_folder
 from protocol.ground import PeerId
-from protocol.identity import Identity
 from protocol.messages.peers import Introduce
-from protocol.records import seal_record
-from protocol.rpc import Rpc
-from protocol.signed_manifest import SignedManifest
+from protocol.records.announcement import Announcement, LinkReport, stage_key
+from protocol.records.identity import Identity
+from protocol.records.records import seal_record
+from protocol.rpc.rpc import Rpc
+from protocol.run.signed_manifest import SignedManifest
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 MOST_MEASURED = 3

@@ -9,11 +9,11 @@ from statistics import median
 from node.machine.checkup import CheckResult, Interface
 from node.machine.limits import tcp_port
 from node.membership.joining import HELLO_DEADLINE
-from protocol.addresses import host_of
 from protocol.errors import NolocoError
 from protocol.ground import PeerId
 from protocol.messages.peers import Hello
-from protocol.rpc import Rpc
+from protocol.records.addresses import host_of
+from protocol.rpc.rpc import Rpc
 from protocol.supervision import all_of
 
 MOST_DIALLING_BACK = 8

@@ -12,8 +12,8 @@ from node.watch.words import called_among
 if TYPE_CHECKING:  # it imports torch
     from bootstrap.inspect.kept_copies import KeptCopy
     from bootstrap.inspect.observer import Sighting
-    from protocol.announcement import Announcement
     from protocol.messages.peers import LossBest, NodeStats
+    from protocol.records.announcement import Announcement
 
 
 class Severity(IntEnum):

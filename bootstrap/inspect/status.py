@@ -33,7 +33,7 @@ from bootstrap.inspect.table import (
 from bootstrap.inspect.verdict import in_a_word, tokens_per_second, verdict, versions_told
 from node.watch.words import duration
 from protocol.errors import legible
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 from protocol.version import own_version
 
 WATCH_SECONDS = 5.0

@@ -11,7 +11,8 @@ from bootstrap.inspect.losses import loss_findings
 from bootstrap.inspect.seen import Finding, Seen, Severity
 from bootstrap.inspect.setbacks import setbacks
 from node.watch.words import ago, duration, word
-from protocol.compatibility import PROTOCOL, order_of
+from protocol.rpc.compatibility import order_of
+from protocol.version import PROTOCOL
 
 if TYPE_CHECKING:  # it imports torch
     from protocol.messages.peers import NodeStats

@@ -36,7 +36,7 @@ from node.data.opening import open_data
 from node.machine.processes import in_background
 from protocol.errors import MissingPackage, NolocoError, NothingHeldOut
 from protocol.ground import PeerId
-from protocol.manifest import BYTES, Manifest
+from protocol.run.manifest import BYTES, Manifest
 
 NOTHING_HELD_OUT = (
     "Nothing of this text is held out: it has too few documents. So the losses are on text that is trained on, and "

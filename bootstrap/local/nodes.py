@@ -26,8 +26,8 @@ from node.machine.home import at_home
 from node.machine.named import HUB
 from node.machine.processes import die_with_parent
 from node.serving import share_on
-from protocol.keeping import descriptor_of
-from protocol.manifest import Manifest
+from protocol.files.keeping import descriptor_of
+from protocol.run.manifest import Manifest
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 30.0  # for nodes that were asked to leave

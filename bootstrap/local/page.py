@@ -23,7 +23,7 @@ from node.machine.listening import HERE, OPEN_TO_ALL, address_of, is_for_this_ma
 from node.machine.listening import require_place as require_host_and_port
 from node.machine.processes import die_with_parent
 from protocol.errors import UserError
-from protocol.keeping import descriptor_of
+from protocol.files.keeping import descriptor_of
 from protocol.supervision import Supervisor, Tell, all_of
 
 NOWHERE = "none"

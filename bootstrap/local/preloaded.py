@@ -14,11 +14,11 @@ from node.machine.processes import die_with_parent, without_named_locks
 def _preload() -> None:
     without_named_locks()
     die_with_parent()  # before the imports: after a Ctrl-C nobody waits for them
-    import protocol.kernels
+    import protocol.codecs.kernels
     from node.model.outer import load_loops
 
     load_loops()
-    protocol.kernels.load()
+    protocol.codecs.kernels.load()
     gc.freeze()  # a collection in a node would touch, and so copy, all that it shares with the others
 
 

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 from bootstrap.display import write_whole
 from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.table import percent
+from protocol.access.peer_limits import PeerTable
 from protocol.ground import PeerId
 from protocol.messages.peers import NodeStats
-from protocol.peer_limits import PeerTable
 
 Curve: TypeAlias = Sequence[tuple[int, float]]  # tokens, nats
 MOST_COUNTED = 4_096  # peers

@@ -26,10 +26,10 @@ from node.dashboard_process import own_addresses
 from node.data.opening import token_name
 from node.machine.processes import on_interrupt
 from protocol.errors import StateError, UserError
+from protocol.files.keeping import own
 from protocol.ground import PeerId
-from protocol.identity import Identity
-from protocol.keeping import own
 from protocol.messages.peers import NodeStats
+from protocol.records.identity import Identity
 from protocol.supervision import Supervisor, all_of, until_event
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 

@@ -35,7 +35,7 @@ from node.data.sources import DEFAULT_FIELD
 from node.machine.named import Use
 from node.machine.open_files import take_open_files
 from protocol.errors import INTERRUPTED, NolocoError, StateError
-from protocol.folders import lasting_folder, short_temporary_folder
+from protocol.files.folders import lasting_folder, short_temporary_folder
 
 if TYPE_CHECKING:
     from rich.console import Console

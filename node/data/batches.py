@@ -23,7 +23,7 @@ from torch import Tensor
 
 from node.data.documents import DocumentOrder, Documents
 from protocol.errors import DataError, NothingHeldOut
-from protocol.manifest import Data, Manifest
+from protocol.run.manifest import Data, Manifest
 from protocol.windows import window
 
 if TYPE_CHECKING:  # not when it runs: a look at a checkpoint's position does without tokenizers

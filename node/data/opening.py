@@ -14,7 +14,7 @@ from node.data.sources import hub_name
 from node.data.tokenizer import Tokenizer, load_tokenizer
 from node.machine.home import at_home
 from protocol.errors import DataError
-from protocol.manifest import BYTES, Manifest
+from protocol.run.manifest import BYTES, Manifest
 
 LOCAL = "local"  # data.source of a run whose volunteers bring the text
 

@@ -14,7 +14,7 @@ from node.data.batches import Batch, Position, TokenisingTally, TrainingData
 from node.machine.processes import BackgroundThread
 from node.watch.events import Events
 from protocol.errors import DataError, later
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 from protocol.windows import counted, window
 
 STEPS_AHEAD = 2  # inner steps' worth of microbatches that wait ready, at least

@@ -21,8 +21,8 @@ from node.data.sources import contents_of, facts_of
 from node.data.store import FILES, FORMAT, TEXT, DamagedStore, Mark, Store, write_store
 from node.machine.limits import parse_share, parse_size, size
 from protocol.errors import DataError
-from protocol.keeping import advice_for, one_after_another, unless_busy
-from protocol.places import require_folder, require_way
+from protocol.files.keeping import advice_for, one_after_another, unless_busy
+from protocol.files.places import require_folder, require_way
 
 logger = logging.getLogger(__name__)
 

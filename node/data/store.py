@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import NolocoError
-from protocol.keeping import small_json
+from protocol.files.keeping import small_json
 from protocol.windows import amount, window
 
 FORMAT = 3  # a store of another one is made again

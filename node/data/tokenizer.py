@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from node.data.text_alone import hidden_names, text_alone, unknown_name
 from protocol.errors import DataError, TokenizerError
-from protocol.manifest import BYTES, Manifest
+from protocol.run.manifest import BYTES, Manifest
 
 Ids: TypeAlias = NDArray[np.int32]
 

@@ -12,7 +12,7 @@ from node.machine.limits import optional
 from node.machine.named import HUB, is_folder, is_there
 from node.machine.pointers import POINTER_BYTES, pointer_in
 from protocol.errors import MissingPackage, TokenizerError
-from protocol.messages.peers import MAX_TOKENIZER_BYTES
+from protocol.run.piece_hashes import MAX_TOKENIZER_BYTES
 
 FILE_NAME = "tokenizer.json"
 CONFIG = "tokenizer_config.json"

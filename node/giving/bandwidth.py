@@ -6,8 +6,8 @@ import math
 
 from node.config import NodeConfig
 from node.machine.limits import parse_rate
-from protocol.codec import nbytes_of
-from protocol.manifest import Manifest
+from protocol.codecs.codec import nbytes_of
+from protocol.run.manifest import Manifest
 
 
 def most_by_bandwidth(config: NodeConfig, manifest: Manifest, stage: int) -> float:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from protocol.access.peer_limits import PeerTable
+from protocol.files.keeping import small_json
 from protocol.ground import PeerId
-from protocol.identity import is_peer_id
-from protocol.keeping import small_json
-from protocol.peer_limits import PeerTable
-from protocol.receipts import NAME_CHARACTERS, Receipt, signed_receipt
+from protocol.records.identity import is_peer_id
+from protocol.records.receipts import NAME_CHARACTERS, Receipt, signed_receipt
 from protocol.windows import counted, window
 
 logger = logging.getLogger(__name__)

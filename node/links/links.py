@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 
-from protocol.announcement import AT_LEAST, MOST_PUBLISHED, MOST_TOLD, PEER_CHARACTERS, LinkReport
+from protocol.access.peer_limits import PeerTable
 from protocol.ground import PeerId
 from protocol.messages.peers import MAX_PROBE_BYTES
-from protocol.peer_limits import PeerTable
+from protocol.records.announcement import AT_LEAST, MOST_PUBLISHED, MOST_TOLD, PEER_CHARACTERS, LinkReport
 from protocol.windows import amount, counted, window
 
 RECENT = 16  # samples that a minimum or a maximum is taken over: what changed for good is noticed after these

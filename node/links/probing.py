@@ -9,13 +9,13 @@ import random
 from hashlib import blake2b
 
 from node.links.links import LinkEstimate, Links
-from protocol.announcement import AT_LEAST
-from protocol.codec import Encoded
+from protocol.access.peer_limits import WITHOUT_END, Allowance
+from protocol.codecs.codec import Encoded
 from protocol.errors import NolocoError, WireError
 from protocol.ground import Buffer, PeerId
 from protocol.messages.peers import MAX_PROBE_BYTES, Probe, Probed
-from protocol.peer_limits import WITHOUT_END, Allowance
-from protocol.rpc import Rpc, Traffic
+from protocol.records.announcement import AT_LEAST
+from protocol.rpc.rpc import Rpc, Traffic
 from protocol.windows import window
 
 logger = logging.getLogger(__name__)

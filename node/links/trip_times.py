@@ -6,8 +6,8 @@ from collections import deque
 from statistics import median
 
 from node.links.links import AdaptiveDeadline
+from protocol.access.peer_limits import PeerTable
 from protocol.ground import PeerId
-from protocol.peer_limits import PeerTable
 
 FIRST_DEADLINE = 2.0  # of a peer not called before: a stream, perhaps a connection, has to be opened first
 LEAST_DEADLINE = 0.05  # a busy event loop answers later than the network

@@ -1,6 +1,6 @@
 """Estimates the size of a stage from a sample and picks which of its records this node reads, alike everywhere. Pure.
 
-Records of a large stage lie in buckets (`protocol.announcement`). Every node writes to one and reads a few, another
+Records of a large stage lie in buckets (`records.announcement`). Every node writes to one and reads a few, another
 one at each look, so that views stay random and nobody reads all. The sample under the stage's own key tells how many
 replicas there are: a record of level l is in it with probability 2^-l, so it stands for 2^l of them (Horvitz and
 Thompson 1952). All read the same sample, and so agree on the level without a word.
@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from protocol.announcement import MOST_LEVEL
-from protocol.records import CLOCK_SLACK
+from protocol.records.announcement import MOST_LEVEL
+from protocol.records.records import CLOCK_SLACK
 
 WANTED = 64  # records in a bucket, and in the sample
 LEAST, MOST = WANTED // 2, WANTED * 2  # in between nobody changes the level, so that it does not flap

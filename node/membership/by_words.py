@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from node.membership.joining import passing_by
-from protocol.addresses import check_address, peer_id_in, seed_place
+from protocol.access.tokens import Token
+from protocol.access.word_exchange import NewcomersSide
+from protocol.access.words import read_words
 from protocol.errors import JoinError, NolocoError, RecordError, Refused, TokenError, UserError, later
 from protocol.ground import PeerId
 from protocol.messages.peers import ProveWords, TryWords
-from protocol.rpc import Rpc
-from protocol.tokens import Token
+from protocol.records.addresses import check_address, peer_id_in, seed_place
+from protocol.rpc.rpc import Rpc
 from protocol.transport.base import Transport
 from protocol.transport.peer_at import address_at
-from protocol.word_exchange import NewcomersSide
-from protocol.words import read_words
 
 DEADLINE = 10.0  # of each of the two requests
 _ASK = "Ask the run's founder for new ones: noloco invite --words"

@@ -23,10 +23,10 @@ from node.storage.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.errors import NolocoError, RecordError
 from protocol.ground import PeerId
-from protocol.manifest import BYTES, Manifest
-from protocol.piece_hashes import PieceHashes
-from protocol.rpc import Rpc
-from protocol.signed_manifest import SignedManifest
+from protocol.rpc.rpc import Rpc
+from protocol.run.manifest import BYTES, Manifest
+from protocol.run.piece_hashes import PieceHashes
+from protocol.run.signed_manifest import SignedManifest
 from protocol.windows import amount, window
 
 logger = logging.getLogger(__name__)

@@ -15,14 +15,14 @@ from node.membership.membership import Membership
 from node.membership.twins import STAYS, Twins, leaves
 from node.membership.view import Member, View
 from node.storage.state_directory import StateDirectory
-from protocol.addresses import network_of
-from protocol.announcement import Announcement, bucket_key, is_sampled, record_key, stage_key
-from protocol.compatibility import Spoken, what_to_upgrade
 from protocol.errors import NodeFailed, NolocoError, RecordError, StateError, TransportDown, legible
 from protocol.ground import PeerId
-from protocol.lineage import UNDATED
 from protocol.messages.peers import Introduce
-from protocol.records import CLOCK_SLACK
+from protocol.records.addresses import network_of
+from protocol.records.announcement import Announcement, bucket_key, is_sampled, record_key, stage_key
+from protocol.records.lineage import UNDATED
+from protocol.records.records import CLOCK_SLACK
+from protocol.rpc.compatibility import Spoken, what_to_upgrade
 from protocol.supervision import Supervisor, all_of
 from protocol.transport.base import COPIES, Transport
 from protocol.windows import counted, short, window

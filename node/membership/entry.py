@@ -6,17 +6,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeAlias
 
-from protocol.admission import Admission
-from protocol.announcement import Announcement, stage_key
-from protocol.door import Door
+from protocol.access.admission import Admission
+from protocol.access.tokens import Token
 from protocol.errors import NolocoError, RecordError, Refused, TokenError
 from protocol.ground import PeerId
 from protocol.messages.peers import Introduce
-from protocol.records import seal_record
-from protocol.rpc import Rpc
-from protocol.signed_manifest import SignedManifest
+from protocol.records.announcement import Announcement, stage_key
+from protocol.records.records import seal_record
+from protocol.rpc.door import Door
+from protocol.rpc.rpc import Rpc
+from protocol.run.signed_manifest import SignedManifest
 from protocol.supervision import all_of
-from protocol.tokens import Token
 
 SHOWN_TO = 5  # members, of whom one has to agree
 RECORD_SECONDS = 30.0  # of the record that says no more than that a peer is about to take part

@@ -17,15 +17,15 @@ from pydantic import ValidationError
 from node.membership.buckets import StageSize
 from node.membership.membership import Membership
 from node.membership.view import Member, View
-from protocol.addresses import network_of
-from protocol.admission import Admission
-from protocol.announcement import open_announcement
+from protocol.access.admission import Admission
 from protocol.errors import NolocoError, RecordError
 from protocol.ground import PeerId
 from protocol.messages import Asks
 from protocol.messages.peers import MOST_SHARED, GetRecord, GetRecords, Records, SharedRecord
-from protocol.rpc import Answer, Request, Rpc
-from protocol.signed_manifest import SignedManifest
+from protocol.records.addresses import network_of
+from protocol.records.announcement import open_announcement
+from protocol.rpc.rpc import Answer, Request, Rpc
+from protocol.run.signed_manifest import SignedManifest
 from protocol.supervision import all_of
 from protocol.transport.base import Transport
 

@@ -16,16 +16,16 @@ from node.membership.outside import Told, inner_port, listening_port, outside_ad
 from node.model.replica import PIECE_PARAMETERS
 from node.storage.state_directory import StateDirectory
 from node.watch.events import Events
-from protocol.addresses import network_of
-from protocol.compatibility import spoken_by, what_to_upgrade
 from protocol.errors import ClockError, JoinError, LaterVersion, NolocoError, later
-from protocol.folders import temporary_folder
+from protocol.files.folders import temporary_folder
 from protocol.ground import PeerId
-from protocol.identity import Identity
-from protocol.manifest import Manifest
 from protocol.messages.peers import Hello, Welcome
-from protocol.rpc import Answer, Request, Rpc, Traffic
-from protocol.signed_manifest import SignedManifest
+from protocol.records.addresses import network_of
+from protocol.records.identity import Identity
+from protocol.rpc.compatibility import spoken_by, what_to_upgrade
+from protocol.rpc.rpc import Answer, Request, Rpc, Traffic
+from protocol.run.manifest import Manifest
+from protocol.run.signed_manifest import SignedManifest
 from protocol.supervision import all_of
 from protocol.transport.base import Transport
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
 
+from protocol.access.peer_limits import PeerTable, doubled
 from protocol.ground import PeerId
-from protocol.peer_limits import PeerTable, doubled
 from protocol.windows import window
 
 OFFENCES = 3  # within the last MEETINGS with one peer; one alone may be an honest replica's bad round

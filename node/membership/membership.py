@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from node.links.links import Links
 from node.membership.view import View
 from node.watch.events import Events
-from protocol.admission import Admission
-from protocol.rpc import Rpc
-from protocol.signed_manifest import SignedManifest
+from protocol.access.admission import Admission
+from protocol.rpc.rpc import Rpc
+from protocol.run.signed_manifest import SignedManifest
 from protocol.supervision import Supervisor
 from protocol.transport.base import Transport
 from protocol.windows import short, window

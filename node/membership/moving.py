@@ -16,12 +16,12 @@ from node.membership.membership import Membership
 from node.membership.view import Member, View
 from node.model.stage import work_of
 from node.watch.events import Events
-from protocol.announcement import Claim, moving_key
 from protocol.errors import NolocoError, RecordError, UserError
 from protocol.ground import PeerId, Record
-from protocol.placement_plan import PlacementPlan, open_plan, plan_key
-from protocol.records import MAX_LIFETIME
-from protocol.signed_manifest import SignedManifest
+from protocol.records.announcement import Claim, moving_key
+from protocol.records.records import MAX_LIFETIME
+from protocol.run.placement_plan import PlacementPlan, open_plan, plan_key
+from protocol.run.signed_manifest import SignedManifest
 from protocol.transport.base import Transport
 from protocol.windows import window
 

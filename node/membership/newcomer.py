@@ -26,12 +26,12 @@ from node.membership.stage_choice import (
     poorest_stages,
 )
 from node.model.stage import parameter_count, work_of
-from protocol.addresses import network_of
-from protocol.announcement import Announcement, State, joining_key, record_key
-from protocol.codec import nbytes_of
+from protocol.codecs.codec import nbytes_of
 from protocol.errors import JoinError, RecordError
 from protocol.ground import PeerId
-from protocol.manifest import Manifest
+from protocol.records.addresses import network_of
+from protocol.records.announcement import Announcement, State, joining_key, record_key
+from protocol.run.manifest import Manifest
 from protocol.supervision import all_of
 
 SETTLE_SECONDS = 1.5  # for newcomers that start together to see each other's intention, and then their claims

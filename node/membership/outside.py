@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from protocol.addresses import check_announced, is_loopback
 from protocol.errors import UserError
 from protocol.ground import PeerId
+from protocol.records.addresses import check_announced, is_loopback
 
 logger = logging.getLogger(__name__)
 

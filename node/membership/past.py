@@ -18,15 +18,15 @@ import msgpack
 from node.membership.hearsay import ASK_DEADLINE
 from node.membership.membership import Membership
 from node.membership.view import Member
-from protocol.admission import Admission
-from protocol.announcement import Announcement, record_key
+from protocol.access.admission import Admission
+from protocol.access.peer_limits import PeerTable
 from protocol.errors import NolocoError, RecordError
 from protocol.ground import PeerId
-from protocol.lineage import MOST_BEGINNINGS, Lineage
 from protocol.messages.peers import MOST_SHARED, GetPast, PastRecord, PastRecords
-from protocol.peer_limits import PeerTable
-from protocol.records import authenticate, is_in_reach, key_digest
-from protocol.rpc import Answer, Request, Rpc
+from protocol.records.announcement import Announcement, record_key
+from protocol.records.lineage import MOST_BEGINNINGS, Lineage
+from protocol.records.records import authenticate, is_in_reach, key_digest
+from protocol.rpc.rpc import Answer, Request, Rpc
 from protocol.supervision import all_of
 from protocol.windows import window
 

@@ -12,14 +12,14 @@ import random
 from collections.abc import Callable, Sequence
 
 from node.membership.discovery import DHT_DEADLINE
-from protocol.admission import Admission
-from protocol.door import STRANGER
+from protocol.access.admission import Admission
+from protocol.access.revocations import revoked_key
 from protocol.errors import NodeFailed, NolocoError, RecordError, Refused
 from protocol.ground import PeerId
 from protocol.messages.peers import GetRevoked, Hello, Revoked
-from protocol.records import MAX_LIFETIME
-from protocol.revocations import revoked_key
-from protocol.rpc import Answer, Request, Rpc
+from protocol.records.records import MAX_LIFETIME
+from protocol.rpc.door import STRANGER
+from protocol.rpc.rpc import Answer, Request, Rpc
 
 logger = logging.getLogger(__name__)
 

@@ -34,10 +34,10 @@ from node.model.resources import (
 )
 from node.storage.checkpoint_files import COPIES, nbytes_by_stage
 from node.storage.state_directory import StateDirectory
-from protocol.announcement import PEER_CHARACTERS, LinkReport
 from protocol.errors import UserError
 from protocol.ground import PeerId
-from protocol.manifest import Manifest
+from protocol.records.announcement import PEER_CHARACTERS, LinkReport
+from protocol.run.manifest import Manifest
 
 ALIKE = 1.08  # capacities within this factor count as equal: equal machines measure themselves that far apart
 

@@ -16,19 +16,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from node.data.tokenizer import identity_of
-from protocol.channel import slowest_seconds
 from protocol.errors import NolocoError, Refused, TokenizerError, WireError
 from protocol.ground import PeerId
-from protocol.manifest import Manifest
-from protocol.messages.peers import (
-    MAX_TOKENIZER_BYTES,
-    TOKENIZER_PIECE_BYTES,
-    GetTokenizer,
-    GetTokenizerHashes,
-    TokenizerHashes,
-    TokenizerPiece,
-)
-from protocol.rpc import Answer, Request, Rpc
+from protocol.messages.peers import GetTokenizer, GetTokenizerHashes, TokenizerHashes, TokenizerPiece
+from protocol.rpc.channel import slowest_seconds
+from protocol.rpc.rpc import Answer, Request, Rpc
+from protocol.run.manifest import Manifest
+from protocol.run.piece_hashes import MAX_TOKENIZER_BYTES, TOKENIZER_PIECE_BYTES
 from protocol.supervision import Supervisor, all_of, cancelled
 
 logger = logging.getLogger(__name__)

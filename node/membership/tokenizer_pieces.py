@@ -15,19 +15,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from protocol.access.peer_limits import doubled
 from protocol.errors import NolocoError, WireError
 from protocol.ground import PeerId
-from protocol.messages.peers import (
-    TOKENIZER_PIECE_BYTES,
-    GetTokenizer,
-    GetTokenizerHashes,
-    TokenizerHashes,
-    TokenizerPiece,
-)
-from protocol.peer_limits import doubled
-from protocol.piece_hashes import PieceHashes
-from protocol.rpc import Rpc
-from protocol.signed_manifest import SignedManifest
+from protocol.messages.peers import GetTokenizer, GetTokenizerHashes, TokenizerHashes, TokenizerPiece
+from protocol.rpc.rpc import Rpc
+from protocol.run.piece_hashes import TOKENIZER_PIECE_BYTES, PieceHashes
+from protocol.run.signed_manifest import SignedManifest
 from protocol.supervision import Supervisor, all_of, cancelled, until_event
 
 logger = logging.getLogger(__name__)

@@ -18,11 +18,12 @@ from operator import attrgetter
 from node.membership.buckets import MOST, StageSize
 from node.membership.ledger import Ledger, Shares, fair_shares, thinned
 from node.watch.words import called_among
-from protocol.addresses import network_of
-from protocol.announcement import Announcement
-from protocol.compatibility import BOUNDARY, EXCHANGE, PROTOCOL, in_common
+from protocol.access.peer_limits import PeerTable, doubled
 from protocol.ground import PeerId, Record
-from protocol.peer_limits import PeerTable, doubled
+from protocol.records.addresses import network_of
+from protocol.records.announcement import Announcement
+from protocol.rpc.compatibility import BOUNDARY, EXCHANGE, in_common
+from protocol.version import PROTOCOL
 from protocol.windows import window
 
 SUSPECT_SECONDS = 2.0  # a peer that just failed is left alone this long, doubling with each further failure

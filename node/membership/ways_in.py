@@ -15,7 +15,7 @@ from node.watch.events import Events
 from protocol.errors import NolocoError, Refused
 from protocol.ground import PeerId
 from protocol.messages.peers import Hello, KeepWay, WayKept
-from protocol.rpc import Answer, Request, Rpc
+from protocol.rpc.rpc import Answer, Request, Rpc
 from protocol.supervision import all_of
 from protocol.windows import short, window
 

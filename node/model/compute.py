@@ -23,7 +23,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
 
-import protocol.kernels
+import protocol.codecs.kernels
 from node.machine.duty import Duty
 from node.machine.limits import keep_freed_memory
 from node.model.outer import load_loops
@@ -168,7 +168,7 @@ class ComputeThread(Compute):
         torch.set_num_threads(self._torch_threads)
         keep_freed_memory()
         load_loops()
-        protocol.kernels.load()
+        protocol.codecs.kernels.load()
         while True:
             priority, _, job = self._next()
             if job is None:

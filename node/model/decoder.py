@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from protocol.model import Model
+from protocol.run.model import Model
 
 Waves = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of each position, [T, D / 2] each
 

@@ -29,7 +29,7 @@ from node.model.memory_model import (
     sliced,
 )
 from protocol.errors import UserError
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 # Of the memory that is left, for activations: what is freed leaves gaps, and kernels need some of their own. On a GPU
 # torch's allocator counts its gaps, and they are in what was measured.

@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from protocol.lineage import UNDATED, Lineage
+from protocol.records.lineage import UNDATED, Lineage
 
 # Of weights, momentum and moments that are read from a disk: no model comes near, and the square of the norm of 2^33
 # such numbers is still a float32.

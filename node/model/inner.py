@@ -13,9 +13,9 @@ from torch.optim.adamw import adamw
 from node.model.flat import FlatParameters
 from node.model.muon import Muon, muon_range, muons_of
 from node.model.resources import is_out_of_memory, retried
-from protocol.codec import require_finite
+from protocol.codecs.codec import require_finite
 from protocol.errors import CodecError
-from protocol.manifest import Inner
+from protocol.run.manifest import Inner
 
 AT_ONCE = 2**18  # entries added up in float64 at a time: 2 MiB
 

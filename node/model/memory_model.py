@@ -14,9 +14,9 @@ from node.model.flat import layout
 from node.model.head_loss import logits_bytes, padded
 from node.model.muon import muon_workspace
 from node.model.stage import parameter_count, parameter_shapes
-from protocol.codec import nbytes_of
-from protocol.manifest import Manifest
-from protocol.near_codecs import BITS
+from protocol.codecs.codec import nbytes_of
+from protocol.codecs.near_codecs import BITS
+from protocol.run.manifest import Manifest
 
 Precision = Literal["fp32", "bf16"]
 

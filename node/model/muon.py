@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from node.model.flat import FlatParameters, Slice
-from protocol.manifest import Inner
+from protocol.run.manifest import Inner
 
 MOMENTUM = 0.95  # μ
 ITERATIONS = 5

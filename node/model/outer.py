@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protocol.kernels import Floats, compiled
+from protocol.codecs.kernels import Floats, compiled
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ PROBE = 2**10  # entries that a compiled pass is tried on; it serves all sizes
 class OuterSettings:
     """α: memory of the outer momentum, β: gain on the group's progress, γ: pull toward the group's mean φ.
 
-    ρ² is how much of the square of a pair's distance the codec puts back (`protocol.near_codecs.kept_apart`).
+    ρ² is how much of the square of a pair's distance the codec puts back (`protocol.codecs.near_codecs.kept_apart`).
     """
 
     alpha: float

@@ -37,7 +37,7 @@ from node.model.flat import LARGEST, layout
 from node.model.replica import Replica
 from node.model.stage import parameter_shapes
 from protocol.errors import CheckpointError
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 TEMPLATES = "additional_chat_templates"
 MAX_CONFIG_BYTES = 2**20

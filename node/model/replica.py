@@ -36,11 +36,11 @@ from node.model.resources import is_out_of_memory, retried
 from node.model.run_clock import RunClock
 from node.model.snapshot import Snapshots, copier_of
 from node.model.stage import Stage
-from protocol import lattice
+from protocol.codecs import lattice
+from protocol.codecs.near_codecs import kept_apart
 from protocol.errors import CodecError, Refused
-from protocol.lineage import UNDATED, Lineage
-from protocol.manifest import Manifest
-from protocol.near_codecs import kept_apart
+from protocol.records.lineage import UNDATED, Lineage
+from protocol.run.manifest import Manifest
 from protocol.windows import counted, window
 
 EVERYTHING = slice(None)

@@ -15,7 +15,7 @@ from node.model.execution import least_activations
 from node.model.memory_model import estimated, least_in_flight, memory_of_buffers, memory_of_state
 from node.model.stage import parameter_count
 from protocol.errors import OutOfMemory, ResourceError
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -24,8 +24,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from node.model.decoder import Embedding, KeyValues, Layer, Linear, Norm, Rotary, Waves, visible
-from protocol.cut import head_work, layer_work
-from protocol.manifest import Manifest
+from protocol.run.cut import head_work, layer_work
+from protocol.run.manifest import Manifest
 
 RunLayer: TypeAlias = Callable[..., torch.Tensor]  # as `layer_outputs`
 

@@ -13,10 +13,10 @@ from node.model.passes import Learned, Passes
 from node.model.resources import is_out_of_memory, retried
 from node.model.self_check import SelfCheck
 from node.model.transfer import DeviceTransfer, Here, Pending
-from protocol.codec import Encoded, encode, require_finite_values, torch_type
-from protocol.device_codec import NotSendable, packed, unpacked
+from protocol.codecs.codec import Encoded, encode, require_finite_values, torch_type
+from protocol.codecs.device_codec import NotSendable, packed, unpacked
 from protocol.errors import CodecError, NonFinite
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 LossAndAnswer: TypeAlias = tuple[float, list[Encoded]]  # the loss, and the gradient for the stage before
 

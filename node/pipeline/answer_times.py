@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-from protocol.patience import MOST_STALLS
+from protocol.rpc.patience import MOST_STALLS
 from protocol.windows import counted, window
 
 # times `limits.microbatch_deadline` for each stage behind: as long a peer may say that it works on a microbatch

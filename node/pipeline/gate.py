@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from node.model.memory_model import QUEUE_BATCHES
+from protocol.access.peer_limits import Bounded
 from protocol.errors import NolocoError, Refused, TransportDown
 from protocol.ground import PeerId
-from protocol.peer_limits import Bounded
 
 SPARE = 3  # times what hides the shortest answer: links stall, and peers that others use too take longer
 MEASURED = 16

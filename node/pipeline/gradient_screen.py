@@ -20,10 +20,10 @@ from node.context import Context
 from node.membership.view import Member
 from node.model.inner import LARGEST_NORM
 from node.model.replica import Replica
-from protocol.codec import Encoded
+from protocol.access.peer_limits import PeerTable
+from protocol.codecs.codec import Encoded
 from protocol.errors import CodecError, NonFinite, OddGradient, Unrepeatable
 from protocol.ground import PeerId
-from protocol.peer_limits import PeerTable
 
 CONTENT = frozenset(
     {"non-finite", "bad-shape", "odd-loss"}

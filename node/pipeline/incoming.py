@@ -6,12 +6,12 @@ import torch
 
 from node.model.stage import Stage
 from node.model.transfer import DeviceTransfer
-from protocol.codec import FLOATING, Encoded, as_read, bytes_as_tensor, require_finite_values
-from protocol.device_codec import decoded_there
+from protocol.codecs.codec import FLOATING, Encoded, as_read, bytes_as_tensor, require_finite_values
+from protocol.codecs.device_codec import decoded_there
 from protocol.errors import CodecError, Refused
-from protocol.manifest import Manifest
 from protocol.messages import Message
-from protocol.rpc import Request
+from protocol.rpc.rpc import Request
+from protocol.run.manifest import Manifest
 
 
 class IncomingTensors:

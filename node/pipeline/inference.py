@@ -21,13 +21,13 @@ from node.model.decoder import KeyValues
 from node.model.replica import Replica
 from node.model.stage_work import StageWork
 from node.pipeline.incoming import IncomingTensors
-from protocol.codec import Encoded, encode
+from protocol.codecs.codec import Encoded, encode
 from protocol.errors import Refused, WireError
 from protocol.ground import PeerId
 from protocol.messages import Asks
 from protocol.messages.training import Evaluate, Evaluated, Predict, Predicted
-from protocol.patience import Patience
-from protocol.rpc import Answer, Reply, Request, Rpc
+from protocol.rpc.patience import Patience
+from protocol.rpc.rpc import Answer, Reply, Request, Rpc
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -19,8 +19,8 @@ from collections import deque
 from statistics import fmean, median
 
 from node.watch.loss_history import centre_and_deviation
+from protocol.access.peer_limits import PeerTable
 from protocol.ground import PeerId
-from protocol.peer_limits import PeerTable
 from protocol.windows import counted, window
 
 # The level is the median of the last losses of so many latest senders: one vote each, however much one sends. Where

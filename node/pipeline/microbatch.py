@@ -23,12 +23,12 @@ from node.model.stage_work import LossAndAnswer, StageWork
 from node.model.transfer import Pending
 from node.pipeline.gate import Gate
 from node.pipeline.incoming import IncomingTensors
-from protocol.codec import Encoded
+from protocol.codecs.codec import Encoded
 from protocol.errors import Refused
 from protocol.ground import PeerId
 from protocol.messages import Progress
 from protocol.messages.training import Forward, Return
-from protocol.rpc import Request
+from protocol.rpc.rpc import Request
 
 State: TypeAlias = Literal["queued", "computing", "onward"]
 

@@ -18,12 +18,12 @@ from node.pipeline.gradient_screen import GradientScreen
 from node.pipeline.microbatch import Microbatch, Origin
 from node.pipeline.routing import FixedRouter, Router
 from node.pipeline.two_choices import TwoChoices
-from protocol.codec import Encoded
+from protocol.codecs.codec import Encoded
 from protocol.errors import DeadlineExceeded, NolocoError, Refused
 from protocol.ground import PeerId
 from protocol.messages import Progress
 from protocol.messages.training import Forward, GetBacklog, Gradient, Return
-from protocol.patience import Patience, ignore
+from protocol.rpc.patience import Patience, ignore
 from protocol.supervision import all_of
 
 LEAST_DEADLINE = 5.0  # of silence; three signs of life fit into it, and below it deadlines only cause resends

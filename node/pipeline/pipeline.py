@@ -28,11 +28,11 @@ from node.pipeline.microbatch import (
 )
 from node.pipeline.stage_client import StageClient
 from node.watch.trace import Track
-from protocol.codec import Encoded
+from protocol.codecs.codec import Encoded
 from protocol.errors import NonFinite, OddLoss, OutOfMemory, Refused, Unrepeatable
 from protocol.ground import MOST_LOSS, PeerId
 from protocol.messages.training import Backlog, Forward, GetBacklog, Gradient, Return
-from protocol.rpc import Answer, Request, Rpc
+from protocol.rpc.rpc import Answer, Request, Rpc
 
 SENDING_SECONDS = 60.0  # after its last microbatch a peer counts as one of those that send
 AGAIN_SECONDS = (

@@ -13,8 +13,8 @@ from statistics import fmean, median
 
 from node.membership.ledger import Shares, fair_shares
 from node.membership.turns import MOST_SHARES, Turns
+from protocol.access.peer_limits import PeerTable
 from protocol.ground import PeerId
-from protocol.peer_limits import PeerTable
 
 ANSWERS = (
     16  # the last of a peer that count; a quarter of them were quicker than what it is taken for, since the

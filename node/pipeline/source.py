@@ -10,8 +10,8 @@ from node.data.batches import Batch
 from node.data.prefetch import Feed, FeedReport
 from node.pipeline.gradient_screen import CONTENT
 from node.pipeline.pipeline import Pipeline
+from protocol.access.peer_limits import doubled
 from protocol.errors import Refused
-from protocol.peer_limits import doubled
 from protocol.supervision import cancelled
 
 FIRST_PAUSE = 0.1  # seconds before another one is drawn, doubling while nothing gets through

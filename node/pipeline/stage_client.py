@@ -18,7 +18,7 @@ from node.pipeline.gradient_screen import CONTENT
 from node.pipeline.late_answers import Asking, Late, LateAnswers
 from node.pipeline.microbatch import Microbatch
 from node.pipeline.next_stage import NextStage
-from protocol.codec import Encoded
+from protocol.codecs.codec import Encoded
 from protocol.errors import DeadlineExceeded, PeerUnreachable, Refused, TransportDown, WireError
 from protocol.ground import PeerId
 from protocol.messages import Progress

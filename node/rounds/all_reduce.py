@@ -27,7 +27,7 @@ from node.rounds.averager import Averager, RoundResult
 from node.rounds.gathers import IN_FLIGHT, Assembled, Assembly, Gathers, Reduction
 from node.rounds.kin import Kin, OtherShape, part_ways
 from node.watch.trace import Track
-from protocol.codec import Encoded, as_read, encode, require_finite_values
+from protocol.codecs.codec import Encoded, as_read, encode, require_finite_values
 from protocol.errors import (
     MALFORMED,
     CodecError,
@@ -39,7 +39,7 @@ from protocol.errors import (
 )
 from protocol.ground import PeerId
 from protocol.messages.training import Assemble, Reduce, Reduced, RollCall
-from protocol.rpc import Answer, Request, Rpc
+from protocol.rpc.rpc import Answer, Request, Rpc
 from protocol.supervision import all_of
 
 # gossip deadlines that a caller gives to an owner for a part, and to who calls the roll: one to carry it, two to wait

@@ -14,7 +14,7 @@ from node.model.replica import Replica
 from node.rounds.meeting import Pair
 from protocol.errors import OutOfMemory
 from protocol.ground import PeerId
-from protocol.rpc import Rpc
+from protocol.rpc.rpc import Rpc
 
 
 @dataclass(frozen=True)

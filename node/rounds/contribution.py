@@ -12,7 +12,7 @@ Its partner computes the same difference with the opposite sign. So the mean of 
 progress of the two and by nothing else, exactly, whatever the codecs lose: rounding only shows in how far apart the
 two remain, which the next meetings shrink as they shrink everything that is between replicas.
 
-Modulo a few bits (`protocol.lattice`) z can be read by a near partner alone. What either of the two could not read
+Modulo a few bits (`codecs.lattice`) z can be read by a near partner alone. What either of the two could not read
 both leave as it is.
 """
 
@@ -26,14 +26,14 @@ from node.model.outer import OuterSettings
 from node.model.replica import EVERYTHING, Replica
 from node.model.transfer import Deferred, DeviceTransfer, Here, Pending
 from node.rounds.nearness import Nearness
-from protocol.codec import Encoded, add_scaled, as_read, encode, require_finite
-from protocol.device_codec import packed, unpacked_pieces
-from protocol.kernels import BLOCK
-from protocol.lattice import distance_of
-from protocol.manifest import Wire
+from protocol.codecs.codec import Encoded, add_scaled, as_read, encode, require_finite
+from protocol.codecs.device_codec import packed, unpacked_pieces
+from protocol.codecs.kernels import BLOCK
+from protocol.codecs.lattice import distance_of
+from protocol.codecs.near_codecs import BITS
+from protocol.codecs.nearby import as_sent, encode_near, read_beside, rounding_of, seed_of
 from protocol.messages.training import Part
-from protocol.near_codecs import BITS
-from protocol.nearby import as_sent, encode_near, read_beside, rounding_of, seed_of
+from protocol.run.manifest import Wire
 
 COMPRESSED = "int8"  # kept as it came until the end: a quarter of the memory, and half of the passes over it
 LOSSLESS = "fp32"

@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 
 from node.membership.ledger import Ledger
 from node.model.flat import Slice
+from protocol.access.peer_limits import PeerTable
 from protocol.ground import PeerId
-from protocol.peer_limits import PeerTable
 
 Blocks: TypeAlias = NDArray[np.float64]
 Offence: TypeAlias = Literal["far", "opposed", "harmful"]

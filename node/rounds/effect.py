@@ -18,8 +18,8 @@ import torch
 
 from node.model.replica import Replica
 from node.model.resources import is_out_of_memory
+from protocol.access.peer_limits import PeerTable
 from protocol.ground import PeerId
-from protocol.peer_limits import PeerTable
 from protocol.windows import counted, window
 
 VOTES = 9  # last partners, one vote each

@@ -28,13 +28,13 @@ from node.rounds.meeting import Pair
 from node.rounds.nearness import Nearness
 from node.rounds.pair_exchange import PairExchange
 from node.rounds.unread import Reading, bits_of, read_piece_by_piece, unread_in
-from protocol.codec import Encoded, as_read, encode, require_finite, require_finite_values
+from protocol.codecs.codec import Encoded, as_read, encode, require_finite, require_finite_values
+from protocol.codecs.near_codecs import BITS
 from protocol.errors import MALFORMED, CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
-from protocol.frames import MAX_TENSORS
-from protocol.manifest import GOSSIP_CODECS
 from protocol.messages.training import Contribute, Part, Unread
-from protocol.near_codecs import BITS
-from protocol.rpc import Traffic
+from protocol.rpc.frames import MAX_TENSORS
+from protocol.rpc.rpc import Traffic
+from protocol.run.manifest import GOSSIP_CODECS
 from protocol.supervision import all_of, cancelled
 
 LEAST_DEADLINE = 5.0  # on a busy machine

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from protocol.codec import Encoded, as_read, encode
+from protocol.codecs.codec import Encoded, as_read, encode
 from protocol.errors import Refused
 from protocol.ground import PeerId
 

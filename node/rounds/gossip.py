@@ -26,7 +26,7 @@ from protocol.errors import CodecError, OutOfMemory, Refused
 from protocol.ground import PeerId
 from protocol.messages import Done
 from protocol.messages.training import Contribute, Unread
-from protocol.rpc import Answer, Request, Rpc
+from protocol.rpc.rpc import Answer, Request, Rpc
 
 
 class PairAverager(Averager):

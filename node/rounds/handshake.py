@@ -12,7 +12,7 @@ from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, Refu
 from protocol.ground import PeerId
 from protocol.messages import Asks
 from protocol.messages.training import Propose, Ready, Release, SitOut, Timed
-from protocol.rpc import Reply, Rpc
+from protocol.rpc.rpc import Reply, Rpc
 
 
 class Handshake:

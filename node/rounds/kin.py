@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from node.context import Context
 from node.membership.view import Member
 from node.model.replica import Replica
-from protocol.announcement import Announcement
-from protocol.compatibility import named_version, who_upgrades
 from protocol.errors import CodecError
 from protocol.ground import PeerId
-from protocol.lineage import Lineage
+from protocol.records.announcement import Announcement
+from protocol.records.lineage import Lineage
+from protocol.rpc.compatibility import named_version, who_upgrades
 from protocol.windows import window
 
 ASK_AGAIN_SECONDS = 30.0  # after others were asked whether an older lineage is one

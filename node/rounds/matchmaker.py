@@ -56,7 +56,7 @@ from protocol.errors import NolocoError, Refused
 from protocol.ground import PeerId
 from protocol.messages import Done
 from protocol.messages.training import Accept, Propose, Ready, Release, SitOut
-from protocol.rpc import Answer, Request, Rpc
+from protocol.rpc.rpc import Answer, Request, Rpc
 from protocol.supervision import Work, all_of
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Estimates how near the replicas of a stage are, block by block, for contributions sent modulo a few bits.
 
-Such a contribution (`protocol.lattice`) can be read by a partner that is nearer than the sender supposed, and is the
+Such a contribution (`codecs.lattice`) can be read by a partner that is nearer than the sender supposed, and is the
 coarser the further off the sender supposed it to be. What there is to go by is how far off the last partners were
 found to be in each block, how far off this one is in a sample of φ, and how far the own weights have moved since.
 """
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from protocol.kernels import BLOCK
-from protocol.lattice import cell_for
-from protocol.near_codecs import BITS, SPARE
+from protocol.codecs.kernels import BLOCK
+from protocol.codecs.lattice import cell_for
+from protocol.codecs.near_codecs import BITS, SPARE
 
 # Of what was expected before that is still expected after a partner was nearer: rare words are moved by one replica
 # in a while, and the others hear of it one after another.

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from node.rounds.meeting import Refusal
+from protocol.access.peer_limits import PeerTable
 from protocol.ground import PeerId
-from protocol.peer_limits import PeerTable
 
 DRAWS = 4  # of candidates, before those that may be asked are listed
 LATE = 3  # engaged replicas asked: with 1 or 2 it is no different

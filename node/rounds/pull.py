@@ -6,7 +6,7 @@ import torch
 
 from node.model.replica import PIECE_PARAMETERS, Replica
 from node.rounds.contribution import IncomingUpdate, OutgoingUpdate, blocks_in, sample_stride, sampled
-from protocol.kernels import BLOCK
+from protocol.codecs.kernels import BLOCK
 
 AT_ONCE = 2**24  # entries worked on at a time on a GPU: 64 MiB
 

@@ -11,7 +11,7 @@ from node.rounds.all_reduce import AllReduce
 from node.rounds.averager import Alone, Averager, RoundResult
 from node.rounds.gossip import PairAverager
 from node.watch.trace import Track
-from protocol.rpc import Rpc
+from protocol.rpc.rpc import Rpc
 
 
 def averager_of(context: Context, replica: Replica, rng: random.Random) -> Averager:

@@ -9,9 +9,9 @@ import torch
 
 from node.model.replica import Replica
 from node.rounds.contribution import IncomingUpdate
-from protocol.codec import Encoded, as_read
+from protocol.codecs.codec import Encoded, as_read
+from protocol.codecs.kernels import BLOCK
 from protocol.errors import CodecError
-from protocol.kernels import BLOCK
 
 WORD = 32  # bits of an entry
 

@@ -21,10 +21,9 @@ from node.state.transfer import PIECE_DEADLINE, piece_count, require_undamaged, 
 from node.state.witnesses import are_possible
 from node.storage.checkpoint_files import KeptCheckpoint, piece_of
 from node.storage.state_directory import StateDirectory
-from protocol.codec import encode
+from protocol.codecs.codec import encode
 from protocol.errors import CodecError, JoinError, NolocoError, Refused, StateError
 from protocol.ground import PeerId
-from protocol.lineage import Lineage
 from protocol.messages.peers import (
     MOST_STAGES_ASKED,
     Copies,
@@ -33,7 +32,8 @@ from protocol.messages.peers import (
     StageCopy,
     StatePiece,
 )
-from protocol.rpc import Answer, Request, Rpc
+from protocol.records.lineage import Lineage
+from protocol.rpc.rpc import Answer, Request, Rpc
 from protocol.supervision import all_of
 
 logger = logging.getLogger(__name__)

@@ -22,9 +22,9 @@ from node.storage.checkpoint_files import COPIES, Checkpoint
 from node.storage.state_directory import StateDirectory
 from protocol.errors import NolocoError, StateError
 from protocol.ground import PeerId
-from protocol.lineage import Lineage
-from protocol.rpc import Rpc
-from protocol.signed_manifest import SignedManifest
+from protocol.records.lineage import Lineage
+from protocol.rpc.rpc import Rpc
+from protocol.run.signed_manifest import SignedManifest
 from protocol.windows import window
 
 logger = logging.getLogger(__name__)

@@ -37,9 +37,9 @@ from node.state.witnesses import (
 )
 from protocol.errors import CodecError, JoinError, NolocoError, later
 from protocol.ground import PeerId
-from protocol.manifest import Inner, Manifest
 from protocol.messages.peers import GetStateIndex
-from protocol.rpc import Rpc
+from protocol.rpc.rpc import Rpc
+from protocol.run.manifest import Inner, Manifest
 from protocol.supervision import all_of
 
 logger = logging.getLogger(__name__)

@@ -26,10 +26,9 @@ import torch
 from node.model.compute import Compute, Priority
 from node.model.replica import PIECE_PARAMETERS, Replica, digest_of
 from node.state.witnesses import sample_of
-from protocol.codec import encode
+from protocol.codecs.codec import encode
 from protocol.errors import CodecError, JoinError, NolocoError, Refused, later
 from protocol.ground import PeerId
-from protocol.manifest import Manifest
 from protocol.messages.peers import (
     GetStateIndex,
     GetStatePiece,
@@ -38,7 +37,8 @@ from protocol.messages.peers import (
     StatePiece,
     StateSample,
 )
-from protocol.rpc import Answer, Request, Rpc
+from protocol.rpc.rpc import Answer, Request, Rpc
+from protocol.run.manifest import Manifest
 from protocol.supervision import all_of
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from node.data.batches import Position
 from node.model.flat import LARGEST, StageState
 from protocol.errors import LaterVersion, StateError
 from protocol.ground import MOST_COUNT
-from protocol.lineage import MOST_BEGINNINGS, Lineage
+from protocol.records.lineage import MOST_BEGINNINGS, Lineage
 
 MOST_TOKENS = 2**63
 MOST_STAGES = 1_024  # of a manifest

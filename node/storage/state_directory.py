@@ -27,13 +27,13 @@ from node.storage.checkpoint_files import (
     set_aside_path,
     superfluous,
 )
-from protocol.addresses import is_address
+from protocol.access.tokens import Token
 from protocol.errors import LaterVersion, ManifestError, StateError, TokenError
-from protocol.identity import Identity
-from protocol.keeping import Lock, advice_for, own, replace_whole, small_json
-from protocol.messages.peers import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_HASHES_BYTES
-from protocol.signed_manifest import SignedManifest
-from protocol.tokens import Token
+from protocol.files.keeping import Lock, advice_for, own, replace_whole, small_json
+from protocol.records.addresses import is_address
+from protocol.records.identity import Identity
+from protocol.run.piece_hashes import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_HASHES_BYTES
+from protocol.run.signed_manifest import SignedManifest
 from protocol.windows import window
 
 # under names that a user may have given to other files: those are not replaced

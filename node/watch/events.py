@@ -15,7 +15,7 @@ from pathlib import Path
 from node.watch.line_limit import LineLimit
 from node.watch.phases import Phases
 from node.watch.words import wrapped
-from protocol.keeping import descriptor_of
+from protocol.files.keeping import descriptor_of
 
 LOG_BYTES = (
     8 << 20

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from node.machine.named import shown
 from protocol.errors import NolocoError, TransportDown
-from protocol.folders import folder_for_sockets, folders_of_others
-from protocol.keeping import replace_whole
+from protocol.files.folders import folder_for_sockets, folders_of_others
+from protocol.files.keeping import replace_whole
 
 if TYPE_CHECKING:
     from protocol.supervision import Supervisor

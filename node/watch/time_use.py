@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from node.watch.spans import NOTHING, Spans, common, length, merged, without
 from node.watch.trace import NO_TRACE, Trace, Track
-from protocol.frames import FrameWatch
 from protocol.ground import PeerId
+from protocol.rpc.frames import FrameWatch
 
 WINDOW_SECONDS = 60.0
 MOST_SPANS = 10_000  # of a kind in a minute; what comes on top takes the place of the earliest

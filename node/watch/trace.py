@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from protocol.errors import StateError
-from protocol.frames import FrameWatch
+from protocol.files.keeping import advice_for, descriptor_of
 from protocol.ground import PeerId
-from protocol.keeping import advice_for, descriptor_of
+from protocol.rpc.frames import FrameWatch
 from protocol.windows import amount, window
 
 logger = logging.getLogger("noloco")

@@ -1,7 +1,7 @@
 """Messages: what one is, what it asks for, and how a handler sees and answers it.
 
 A request names the class of traffic that it travels in, the type of its reply and who may ask it, so that neither a
-caller nor a handler has to. Tensors travel beside a message, not in it (see `protocol.frames`). A field that is
+caller nor a handler has to. Tensors travel beside a message, not in it (see `protocol.rpc.frames`). A field that is
 missing or out of bounds is a `WireError` at the reader, before anything is done; an unknown one is so in a request,
 and passes in an answer, which a later version may say more in. The requests and replies themselves are in
 `protocol.messages.peers` and `protocol.messages.training`.
@@ -15,23 +15,15 @@ from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, Unpack, cast
 
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from protocol.codec import Encoded
-from protocol.compatibility import PROTOCOL
+from protocol.codecs.codec import Encoded
 from protocol.errors import UnknownField, WireError, legible
-from protocol.forgiving import otherwise
-from protocol.frames import Frame
 from protocol.ground import MOST_LOSS, Natural, PeerId
-from protocol.identity import is_peer_id
+from protocol.messages.frame import Frame
 from protocol.messages.layouts import Layout
-
-
-def _peer_id(text: str) -> str:
-    if not is_peer_id(text):
-        raise ValueError("not a peer id")
-    return text
-
+from protocol.records.forgiving import otherwise
+from protocol.version import PROTOCOL
 
 KINDS = set[str]()  # of all messages that there are, each by its name on the wire
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -39,10 +31,6 @@ Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
 Loss = Annotated[float, Field(ge=0, le=MOST_LOSS, allow_inf_nan=False)]  # nats per token
 Id = Annotated[str, Field(min_length=1, max_length=64)]
 OptionalId = Annotated[str, Field(max_length=64)]
-PeerIdText = Annotated[
-    str, AfterValidator(_peer_id)
-]  # whoever is named may be called: else p2pd is asked for nonsense
-OptionalPeerId = Annotated[str, AfterValidator(lambda text: text and _peer_id(text))]
 ShortText = Annotated[str, Field(max_length=256)]
 
 
@@ -69,7 +57,7 @@ class Traffic(StrEnum):
 
 
 class Asker(StrEnum):
-    """The peers that are answered; anybody else is refused as a "stranger". See `protocol.door`."""
+    """The peers that are answered; anybody else is refused as a "stranger". See `protocol.rpc.door`."""
 
     NEWCOMER = "newcomer"  # also who has shown nothing yet to a private run
     ANYBODY = "anybody"  # visitors, too, within an allowance; of a private run those that it has let in

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from protocol.codec import FLOATING, Encoded, TensorSpec
+from protocol.codecs.codec import FLOATING, Encoded, TensorSpec
 from protocol.errors import CodecError
 
 Shape = tuple[int | None, ...]  # None: any number of at least one

@@ -7,10 +7,11 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from protocol.announcement import MOST_LEVEL, Figure, ToldLinks
-from protocol.codec import Encoded
+from protocol.access.revocations import MAX_REVOCATIONS_BYTES
+from protocol.access.tokens import MAX_CREDENTIAL_BYTES
+from protocol.access.words import MAX_SEALED_BYTES, MESSAGE_BYTES, PROOF_BYTES
+from protocol.codecs.codec import Encoded
 from protocol.errors import legible
-from protocol.forgiving import open_ended, otherwise
 from protocol.ground import Count, Natural, Time
 from protocol.messages import (
     Asker,
@@ -19,24 +20,24 @@ from protocol.messages import (
     Fraction,
     Id,
     Message,
-    OptionalPeerId,
-    PeerIdText,
     ShortText,
     Traffic,
 )
 from protocol.messages.layouts import EXACT, Layout
-from protocol.receipts import Name, Receipt
-from protocol.records import MAX_RECORD_BYTES
-from protocol.revocations import MAX_REVOCATIONS_BYTES
-from protocol.tokens import MAX_CREDENTIAL_BYTES
-from protocol.words import MAX_SEALED_BYTES, MESSAGE_BYTES, PROOF_BYTES
+from protocol.records.announcement import MOST_LEVEL, Figure, ToldLinks
+from protocol.records.forgiving import open_ended, otherwise
+from protocol.records.identity import OptionalPeerId, PeerIdText
+from protocol.records.receipts import Name, Receipt
+from protocol.records.records import MAX_RECORD_BYTES
+from protocol.run.piece_hashes import (
+    MAX_TOKENIZER_BYTES,
+    MAX_TOKENIZER_HASHES_BYTES,
+    SIGNATURE_BYTES,
+    TOKENIZER_PIECE_BYTES,
+)
 
 Sealed = Annotated[bytes, Field(max_length=MAX_REVOCATIONS_BYTES)]
 MAX_PROBE_BYTES = 256 * 1024  # a tenth of a second at 20 Mbit/s
-MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
-TOKENIZER_PIECE_BYTES = 128 * 1024
-SIGNATURE_BYTES, HASH_BYTES = 64, 32  # of Ed25519, and of SHA-256
-MAX_TOKENIZER_HASHES_BYTES = SIGNATURE_BYTES + HASH_BYTES * (MAX_TOKENIZER_BYTES // TOKENIZER_PIECE_BYTES)
 MOST_POSITIONS = 1_024  # of a sample: a part of a piece that is wrong everywhere hides from none of them
 MOST_SHARED = 32  # records in one answer, of some 1 kB each
 MOST_STAGES_ASKED = 256
@@ -57,7 +58,7 @@ class Welcome(Message, kind="welcome"):
     reached: Annotated[ShortText, AfterValidator(lambda text: " ".join(legible(text).split()))] = (
         ""  # the address at which the asker was dialled as it wished; empty if nobody was there
     )
-    revoked: Sealed = b""  # the last list of the run's owner, see `protocol.revocations`; empty: none
+    revoked: Sealed = b""  # the last list of the run's owner, see `protocol.access.revocations`; empty: none
 
 
 class Hello(Asks[Welcome], kind="hello", traffic=Traffic.CONTROL, asker=Asker.NEWCOMER):
@@ -108,7 +109,7 @@ class WordsTried(Message, kind="words-tried"):
 
 
 class TryWords(Asks[WordsTried], kind="try-words", traffic=Traffic.CONTROL, asker=Asker.NEWCOMER):
-    """Begins an exchange by which a newcomer proves to know an invitation's words: `protocol.word_exchange`.
+    """Begins an exchange by which a newcomer proves to know an invitation's words: `protocol.access.word_exchange`.
 
     May be repeated: the last one counts. Refusals: "words-none", "words-expired", "words-used", "words-ended" (too
     many wrong tries), "too-often".
@@ -361,7 +362,7 @@ class StateIndex(Message, kind="state-index"):
     round: Count
     parameters: Natural
     piece_parameters: Annotated[int, Field(ge=1, le=2**26)]
-    beginning: Natural = 0  # of its lineage, see `protocol.lineage`
+    beginning: Natural = 0  # of its lineage, see `protocol.records.lineage`
 
 
 class GetStateIndex(Asks[StateIndex], kind="get-state-index", traffic=Traffic.STATE, asker=Asker.ANYBODY):
@@ -430,7 +431,7 @@ class StageCopy(NamedTuple):
     step: Count
     round: Count
     parameters: Natural
-    beginning: Natural  # of its lineage, see `protocol.lineage`
+    beginning: Natural  # of its lineage, see `protocol.records.lineage`
     begun: Annotated[Figure, Field(ge=0)]
     saved: Figure  # wall clock
 
@@ -484,7 +485,7 @@ class GetTokenizer(Asks[TokenizerPiece], kind="get-tokenizer", traffic=Traffic.S
 
 
 class TokenizerHashes(Message, kind="tokenizer-hashes"):
-    """The hashes of the tokenizer's pieces under the run's signature, see `protocol.piece_hashes`."""
+    """The hashes of the tokenizer's pieces under the run's signature, see `protocol.run.piece_hashes`."""
 
     sealed: Annotated[bytes, Field(min_length=SIGNATURE_BYTES, max_length=MAX_TOKENIZER_HASHES_BYTES)]
 

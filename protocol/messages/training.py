@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from protocol.codec import Encoded
+from protocol.codecs.codec import Encoded
 from protocol.ground import MOST_LOSS, Count, Natural
 from protocol.messages import (
     Asker,
@@ -17,12 +17,11 @@ from protocol.messages import (
     Loss,
     Message,
     OptionalId,
-    OptionalPeerId,
-    PeerIdText,
     Seconds,
     Traffic,
 )
 from protocol.messages.layouts import EXACT, TOKENS, Layout, like_the_first
+from protocol.records.identity import OptionalPeerId, PeerIdText
 
 MOST_TOKENS = 2**31  # of one request
 Part = Literal["z", "phi", "progress", "sample"]  # of a contribution to a round
@@ -163,7 +162,7 @@ class Propose(Timed, Asks[Accept], kind="propose", traffic=Traffic.PAIRING, aske
     stage: Natural
     round: Count
     pair: Id  # names this exchange
-    beginning: Natural = 0  # of the sender's lineage, see `protocol.lineage`
+    beginning: Natural = 0  # of the sender's lineage, see `protocol.records.lineage`
 
 
 class Ready(Asks[Done], kind="ready", traffic=Traffic.PAIRING, asker=Asker.REPLICA):

@@ -10,7 +10,7 @@ import abc
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
-from protocol.admission import Admission
+from protocol.access.admission import Admission
 from protocol.ground import Buffer, PeerId, Record
 from protocol.supervision import Supervisor
 
@@ -125,7 +125,7 @@ class Transport(abc.ABC):
         """Note where `peer` says that it can be dialled, as told by its signed record.
 
         `open` falls back on them when the network's own routing does not find the peer. Malformed ones, and those
-        that nobody but the user of this machine may have dialled, are passed over (`protocol.addresses`).
+        that nobody but the user of this machine may have dialled, are passed over (`protocol.records.addresses`).
         """
 
     def learn_ways(self, peer: PeerId, through: Sequence[PeerId]) -> None:

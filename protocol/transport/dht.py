@@ -1,6 +1,6 @@
 """Records in hivemind's DHT: joining it, storing and searching, each with a deadline.
 
-What this peer accepts from, and keeps for, the DHT are only records in the format of `protocol.records`.
+What this peer accepts from, and keeps for, the DHT are only records in the format of `protocol.records.records`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
-from protocol.admission import Admission
+from protocol.access.admission import Admission
 from protocol.errors import RecordError
 from protocol.ground import PeerId, Record
-from protocol.records import (
+from protocol.records.records import (
     CLOCK_SLACK,
     MAX_RECORD_BYTES,
     authenticate,
@@ -112,7 +112,7 @@ class Dht:
     def restrict(self, admission: Admission) -> None:
         """See `Transport.restrict`; who was asked in vain before may be asked again."""
         self._node.protocol.record_validator.admission = admission
-        self._node.protocol.admission = admission
+        self._node.protocol.access.admission = admission
         self._node.blacklist.clear()
 
     def refuse_by(self, refuses: Callable[[PeerId], Awaitable[bool]]) -> None:

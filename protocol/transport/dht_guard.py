@@ -21,9 +21,9 @@ from typing import TypeVar
 
 import msgpack
 
-from protocol.admission import Admission
+from protocol.access.admission import Admission
+from protocol.access.peer_limits import Allowance
 from protocol.ground import PeerId
-from protocol.peer_limits import Allowance
 from protocol.transport.hivemind_api import (
     DHTID,
     DHTProtocol,

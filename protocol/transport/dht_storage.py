@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable
 
-from protocol.records import is_in_reach
+from protocol.records.records import is_in_reach
 from protocol.transport.hivemind_api import DHTID, DHTLocalStorage, DictionaryDHTValue, ValueWithExpiration
 from protocol.transport.record_room import Room
 from protocol.windows import counted, window

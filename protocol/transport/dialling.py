@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from protocol.addresses import Whereabouts, check_address, dialable, peer_id_in
+from protocol.access.peer_limits import Allowance, PeerTable, doubled
 from protocol.errors import UserError
 from protocol.ground import PeerId
-from protocol.peer_limits import Allowance, PeerTable, doubled
+from protocol.records.addresses import Whereabouts, check_address, dialable, peer_id_in
 from protocol.windows import counted, window
 
 logger = logging.getLogger(__name__)

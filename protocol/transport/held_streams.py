@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict, deque
 
+from protocol.access.peer_limits import Allowance
 from protocol.ground import PeerId
-from protocol.peer_limits import Allowance
 from protocol.transport.p2pd_socket import P2pdSocket
 from protocol.windows import counted, window
 

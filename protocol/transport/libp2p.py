@@ -20,13 +20,13 @@ from typing import TypeVar
 
 import psutil
 
-from protocol.addresses import Whereabouts, check_address, dialable, host_of, is_loopback, peer_id_in
-from protocol.admission import Admission
+from protocol.access.admission import Admission
+from protocol.access.peer_limits import PeerTable, doubled
 from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, TransportDown
 from protocol.ground import PeerId, Record
-from protocol.identity import Identity
-from protocol.peer_limits import PeerTable, doubled
-from protocol.records import expiry, is_in_reach, key_digest, open_record, seal_record
+from protocol.records.addresses import Whereabouts, check_address, dialable, host_of, is_loopback, peer_id_in
+from protocol.records.identity import Identity
+from protocol.records.records import expiry, is_in_reach, key_digest, open_record, seal_record
 from protocol.supervision import Supervisor, Work
 from protocol.transport.base import COPIES, Handler, Stream, Transport
 from protocol.transport.dialling import Dials

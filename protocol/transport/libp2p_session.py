@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
-from protocol.addresses import Whereabouts, check_address, is_loopback, network_of, peer_id_in
 from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, UserError, later
 from protocol.ground import Buffer, PeerId
+from protocol.records.addresses import Whereabouts, check_address, is_loopback, network_of, peer_id_in
 from protocol.supervision import Supervisor, all_of, cancelled
 from protocol.transport.base import Stream
 from protocol.transport.dht import Dht

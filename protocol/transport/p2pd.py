@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protocol.errors import UserError, later
-from protocol.folders import folder_for_sockets, folders_of_others
+from protocol.files.folders import folder_for_sockets, folders_of_others
 from protocol.supervision import Supervisor, cancelled, seen
 from protocol.transport.hivemind_api import P2P, P2PDaemonError
 from protocol.transport.metering import UNMETERED, Meter

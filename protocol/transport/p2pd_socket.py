@@ -14,9 +14,9 @@ from typing import cast
 
 import numpy as np
 
-from protocol.addresses import without_peer
 from protocol.errors import DeadlineExceeded, PeerUnreachable, TransportDown
 from protocol.ground import Buffer, PeerId
+from protocol.records.addresses import without_peer
 from protocol.transport.hivemind_api import Multiaddr, PeerID, read_pbmsg_safe, write_pbmsg
 from protocol.transport.hivemind_api import p2pd_pb2 as pb
 from protocol.transport.metering import UNMETERED, Meter

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import msgpack
 
+from protocol.access.peer_limits import PeerTable
 from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable
 from protocol.ground import Buffer, PeerId
-from protocol.identity import is_peer_id
-from protocol.peer_limits import PeerTable
+from protocol.records.identity import is_peer_id
 from protocol.supervision import all_of
 from protocol.transport.base import Stream
 from protocol.transport.metering import Bucket

@@ -2,7 +2,7 @@
 
 It does what a dialling peer does first: agrees on TLS by multistream-select, and reads the peer's public key from its
 certificate (libp2p's specification, tls/tls.md). Nothing here says that the peer is the one that was meant: whoever
-uses the id has to prove that by other means, as `protocol.word_exchange` does.
+uses the id has to prove that by other means, as `protocol.access.word_exchange` does.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from contextlib import suppress
 
 from cryptography import x509
 
-from protocol.addresses import check_address
 from protocol.errors import JoinError, RecordError, later
-from protocol.identity import peer_id_of
+from protocol.records.addresses import check_address
+from protocol.records.identity import peer_id_of
 from protocol.transport.libp2p_session import GREETING
 
 DEADLINE = 10.0

@@ -6,8 +6,8 @@ import errno
 import ipaddress
 import socket
 
-from protocol.addresses import Host
 from protocol.errors import ResourceError, UserError, later
+from protocol.records.addresses import Host
 
 _FIRST_OF_EVERYBODY = 1_024
 

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from protocol.errors import DeadlineExceeded, PeerUnreachable, RecordError
 from protocol.ground import Buffer, PeerId
-from protocol.identity import Identity, public_key_of
+from protocol.records.identity import Identity, public_key_of
 from protocol.transport.base import Stream
 from protocol.windows import short, window
 

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from weakref import WeakSet
 
+from protocol.access.peer_limits import Allowance, PeerTable
 from protocol.errors import DeadlineExceeded, PeerUnreachable
 from protocol.ground import PeerId
-from protocol.identity import Identity
-from protocol.peer_limits import Allowance, PeerTable
+from protocol.records.identity import Identity
 from protocol.transport.base import Handler, Stream
 from protocol.transport.passing_on import PASS_ON, PASSED_ON, PassingOn, ask_to_pass_on, asked_of
 from protocol.transport.relayed_stream import Certificate, RelayedStream, answer_through, call_through

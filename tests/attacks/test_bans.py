@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from protocol.access.peer_limits import BAN_AFTER_STRIKES
 from protocol.errors import DeadlineExceeded, NolocoError
-from protocol.identity import Identity
 from protocol.messages.training import Ready
-from protocol.peer_limits import BAN_AFTER_STRIKES
-from protocol.records import key_digest
-from protocol.rpc import Rpc, Traffic
+from protocol.records.identity import Identity
+from protocol.records.records import key_digest
+from protocol.rpc.rpc import Rpc, Traffic
 from protocol.transport.libp2p import Libp2pTransport
 from tests.attacks.test_dht import Stranger, record
 from tests.real.test_libp2p_transport import OnLoopback

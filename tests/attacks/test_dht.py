@@ -12,8 +12,8 @@ import msgpack
 import psutil
 import pytest
 
-from protocol.identity import Identity
-from protocol.records import key_digest, seal_record
+from protocol.records.identity import Identity
+from protocol.records.records import key_digest, seal_record
 from protocol.transport.dht_guard import GuardedProtocol
 from protocol.transport.hivemind_api import P2PContext, PeerID, dht_pb2
 from protocol.transport.libp2p import Libp2pTransport

@@ -19,11 +19,11 @@ from node.membership.membership import Membership
 from node.membership.view import View
 from node.pipeline.routing import Router
 from node.watch.events import Events
-from protocol.announcement import Announcement, stage_key
 from protocol.ground import PeerId
-from protocol.identity import Identity
-from protocol.records import key_digest
-from protocol.rpc import Rpc
+from protocol.records.announcement import Announcement, stage_key
+from protocol.records.identity import Identity
+from protocol.records.records import key_digest
+from protocol.rpc.rpc import Rpc
 from protocol.supervision import Supervisor
 from protocol.transport.dht_guard import GuardedProtocol, node_id_of
 from protocol.transport.hivemind_api import P2PContext, PeerID, dht_pb2

@@ -12,14 +12,15 @@ from bootstrap.lab.in_memory.memory import MemoryTransport
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.model.compute import Priority
 from node.pipeline.loss_screen import ENOUGH_OF_ONE, ODD_AT_ONCE, ODD_SHARE
-from protocol.codec import encode
-from protocol.door import MEMBERS
+from protocol.access.peer_limits import BAN_AFTER_STRIKES, LONGEST_COMING
+from protocol.codecs.codec import encode
 from protocol.errors import NolocoError, OddLoss, PeerUnreachable, Refused
-from protocol.frames import FrameType, read_frame, write_frame
-from protocol.identity import Identity
+from protocol.messages.frame import FrameType
 from protocol.messages.training import Evaluate, Forward, Ready
-from protocol.peer_limits import BAN_AFTER_STRIKES, LONGEST_COMING
-from protocol.rpc import Traffic
+from protocol.records.identity import Identity
+from protocol.rpc.door import MEMBERS
+from protocol.rpc.frames import read_frame, write_frame
+from protocol.rpc.rpc import Traffic
 from protocol.transport.base import Stream
 from tests.swarm.micro import FOREVER, guest_of, peer_of, run_swarm, stage_nodes, step_of, training
 from tests.unit.test_door import CALLER, a_door

@@ -13,7 +13,7 @@ import pytest
 
 from protocol.errors import NolocoError
 from protocol.ground import PeerId
-from protocol.identity import Identity
+from protocol.records.identity import Identity
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 from tests.real.test_libp2p_transport import OnLoopback
 from tests.transport_network import ECHO

@@ -12,11 +12,11 @@ import pytest
 
 from bootstrap.creating.words_of_seed import EXCHANGES, WordAnswers, invite_by_words
 from node.membership.by_words import accept_invitation
+from protocol.access.tokens import Token
+from protocol.access.words import MOST_TRIES
 from protocol.errors import JoinError, TokenError
-from protocol.rpc import Rpc
-from protocol.tokens import Token
+from protocol.rpc.rpc import Rpc
 from protocol.transport.peer_at import address_at
-from protocol.words import MOST_TRIES
 from tests.real.test_libp2p_transport import OnLoopback
 from tests.unit.test_tokens import OWNER, RUN
 

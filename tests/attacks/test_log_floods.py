@@ -12,9 +12,9 @@ import pytest
 
 from bootstrap.lab.in_memory.memory import MemoryTransport
 from node.watch.events import set_up_logging
-from protocol.identity import Identity
-from protocol.peer_limits import BAN_AFTER_STRIKES
-from protocol.rpc import Traffic
+from protocol.access.peer_limits import BAN_AFTER_STRIKES
+from protocol.records.identity import Identity
+from protocol.rpc.rpc import Traffic
 from tests.unit.two_peers import Two, in_virtual_time, two_peers
 
 STRANGERS = 200

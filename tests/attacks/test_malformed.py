@@ -12,7 +12,7 @@ from flooding import counting_node
 from flooding.attackers import Attacker
 from flooding.grammar import KINDS
 
-from protocol.identity import Identity
+from protocol.records.identity import Identity
 from protocol.supervision import Supervisor
 from tests.patience import patience
 from tests.real.daemons import PATIENCE, NodeDaemon, SeedDaemon, wait_until

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from protocol.access.peer_limits import BAN_AFTER_STRIKES
 from protocol.errors import PeerUnreachable, Refused
 from protocol.ground import PeerId
-from protocol.identity import Identity
 from protocol.messages.training import Predict, Predicted
-from protocol.peer_limits import BAN_AFTER_STRIKES
-from protocol.rpc import Answer, Request, Rpc
+from protocol.records.identity import Identity
+from protocol.rpc.rpc import Answer, Request, Rpc
 from tests.real.test_libp2p_transport import OnLoopback
 from tests.transport_network import DEADLINE
 

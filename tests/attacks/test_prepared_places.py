@@ -22,8 +22,8 @@ from node.storage.state_directory import StateDirectory
 from node.watch.events import JsonLines
 from node.watch.trace import TraceFile
 from protocol.errors import StateError, UserError
-from protocol.identity import Identity
-from protocol.keeping import one_after_another, own, replace_whole
+from protocol.files.keeping import one_after_another, own, replace_whole
+from protocol.records.identity import Identity
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
 

@@ -6,11 +6,11 @@ import asyncio
 import time
 from pathlib import Path
 
-from protocol.admission import Admission
-from protocol.identity import Identity
-from protocol.records import key_digest
-from protocol.revocations import Revocations
-from protocol.tokens import Token
+from protocol.access.admission import Admission
+from protocol.access.revocations import Revocations
+from protocol.access.tokens import Token
+from protocol.records.identity import Identity
+from protocol.records.records import key_digest
 from protocol.transport.dht_guard import node_id_of
 from protocol.transport.hivemind_api import PeerID, dht_pb2
 from protocol.transport.libp2p import Libp2pTransport
@@ -55,7 +55,7 @@ async def test_a_stranger_finds_nothing_stores_nothing_and_is_nobodys_neighbour(
         assert await routed_to(a, b)
         mallory, _ = await a_member(network, "mallory", None)
         stranger = Stranger(mallory)
-        stranger.protocol.admission = None  # it asks as it pleases
+        stranger.protocol.access.admission = None  # it asks as it pleases
         result = await found_by(stranger, a)
         assert result.type == dht_pb2.NOT_FOUND
         assert not result.nearest_peer_ids

@@ -26,7 +26,7 @@ MINUTES = 10.0
 BUILD = Path("build") / "fuzz"
 AT_A_TIME = 200  # examples between two looks at the clock
 SESSIONS_SHARE = 0.3  # of the time, and as much for answers
-KERNELS = "protocol.kernels"  # compiled by numba, which knows no counters
+KERNELS = "protocol.codecs.kernels"  # compiled by numba, which knows no counters
 GROWN = 1 << 14  # bytes of an example at most
 
 

@@ -19,15 +19,16 @@ from node.pipeline.gradient_screen import Norms, Repeats
 from node.pipeline.loss_screen import LossScreen
 from node.state.witnesses import are_possible, sample_of
 from node.watch.loss_history import LossHistory, has_jumped
-from protocol.codec import FLOATING, Encoded, encode
+from protocol.codecs.codec import FLOATING, Encoded, encode
 from protocol.errors import DeadlineExceeded, PeerUnreachable, Refused, TransportDown, WireError
-from protocol.frames import FrameType, write_frame
 from protocol.ground import PeerId
 from protocol.messages import Asks, Message
+from protocol.messages.frame import FrameType
 from protocol.messages.layouts import Layout
 from protocol.messages.peers import LossBest, NodeStats
 from protocol.messages.training import Gradient
-from protocol.rpc import _checked_reply
+from protocol.rpc.frames import write_frame
+from protocol.rpc.rpc import _checked_reply
 from tests.fuzz.mutations import damaged
 from tests.swarm.micro import micro_manifest
 from tests.unit.test_answers import EXAMPLE, KINDS, ODD, fitting, places_in, replaced, sent_with

@@ -15,19 +15,20 @@ import msgpack
 
 from node.data.tokenizer import FileTokenizer
 from node.storage.state_directory import StateDirectory
-from protocol import placement_plan, revocations, signed_manifest
-from protocol.addresses import check_address, host_of
-from protocol.announcement import Announcement, Claim
+from protocol.access import revocations
+from protocol.access.revocations import Revocations
+from protocol.access.tokens import Credential, Token
 from protocol.errors import NolocoError, RecordError, UserError
 from protocol.ground import Record
-from protocol.identity import Identity
-from protocol.manifest import manifest_from
-from protocol.piece_hashes import PieceHashes
-from protocol.placement_plan import open_plan
-from protocol.records import authenticate, key_digest
-from protocol.revocations import Revocations
-from protocol.signed_manifest import SignedManifest
-from protocol.tokens import Credential, Token
+from protocol.records.addresses import check_address, host_of
+from protocol.records.announcement import Announcement, Claim
+from protocol.records.identity import Identity
+from protocol.records.records import authenticate, key_digest
+from protocol.run import placement_plan, signed_manifest
+from protocol.run.manifest import manifest_from
+from protocol.run.piece_hashes import PieceHashes
+from protocol.run.placement_plan import open_plan
+from protocol.run.signed_manifest import SignedManifest
 from protocol.transport.dht_guard import decode
 from tests.unit.test_frames import message_of, read
 

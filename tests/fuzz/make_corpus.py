@@ -13,16 +13,15 @@ import torch
 from node.model.flat import StageState
 from node.storage.checkpoint_files import Checkpoint
 from node.storage.state_directory import StateDirectory
-from protocol.announcement import Announcement, Claim
-from protocol.codec import encode
-from protocol.manifest import as_toml, load_preset
-from protocol.messages.peers import TOKENIZER_PIECE_BYTES
-from protocol.piece_hashes import PieceHashes
-from protocol.placement_plan import PlacementPlan
-from protocol.records import seal_record
-from protocol.revocations import Revocations
-from protocol.signed_manifest import SignedManifest, canonical_bytes
-from protocol.tokens import Delegation, Token
+from protocol.access.revocations import Revocations
+from protocol.access.tokens import Delegation, Token
+from protocol.codecs.codec import encode
+from protocol.records.announcement import Announcement, Claim
+from protocol.records.records import seal_record
+from protocol.run.manifest import as_toml, load_preset
+from protocol.run.piece_hashes import TOKENIZER_PIECE_BYTES, PieceHashes
+from protocol.run.placement_plan import PlacementPlan
+from protocol.run.signed_manifest import SignedManifest, canonical_bytes
 from protocol.transport.dht_guard import Serializer
 from protocol.transport.hivemind_api import DictionaryDHTValue
 from tests.fuzz.decoders import CORPUS, KEY, OWNER, RUN, TOKENIZER

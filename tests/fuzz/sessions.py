@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from bootstrap.lab.in_memory.memory import MemoryTransport
 from bootstrap.lab.in_memory.virtual_time import run_virtual
-from protocol.door import Door
+from protocol.access.peer_limits import Bans
 from protocol.errors import NolocoError
-from protocol.frames import FrameType
-from protocol.identity import Identity
 from protocol.messages import Asker, Done
-from protocol.peer_limits import Bans
-from protocol.rpc import Answer, Request, Traffic
+from protocol.messages.frame import FrameType
+from protocol.records.identity import Identity
+from protocol.rpc.door import Door
+from protocol.rpc.rpc import Answer, Request, Traffic
 from protocol.transport.base import Stream
 from tests.fuzz.decoders import corpus_of
 from tests.fuzz.mutations import damaged

@@ -20,7 +20,7 @@ from typing import Any, Self
 import psutil
 
 from node.storage.state_directory import StateDirectory
-from protocol.lineage import Lineage
+from protocol.records.lineage import Lineage
 from tests.patience import patience
 from tests.real.daemons import NodeDaemon, SeedDaemon, run_tool, wait_until
 from tests.unit.corpora import as_jsonl, made_up

@@ -17,7 +17,7 @@ from bootstrap.dashboard.running import invitation, watched
 from bootstrap.dashboard.sampling import givers_of
 from bootstrap.dashboard.server import Pages, serve
 from node.machine.listening import address_of, listen_at
-from protocol.receipts import Contribution
+from protocol.records.receipts import Contribution
 from protocol.supervision import Supervisor
 from tests.made_up_members import MadeUpSwarm
 from tests.swarm.micro import micro_manifest, until

@@ -12,11 +12,11 @@ from tempfile import TemporaryDirectory
 
 from node.links.probing import probe_digest
 from node.membership.joining import serve_greeting
-from protocol.identity import Identity
-from protocol.manifest import load_preset
 from protocol.messages.peers import Probe, Probed
-from protocol.rpc import Answer, Request, Rpc, Traffic
-from protocol.signed_manifest import SignedManifest
+from protocol.records.identity import Identity
+from protocol.rpc.rpc import Answer, Request, Rpc, Traffic
+from protocol.run.manifest import load_preset
+from protocol.run.signed_manifest import SignedManifest
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 

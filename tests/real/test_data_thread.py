@@ -14,7 +14,7 @@ from node.data.batches import Batch, Position, TokenisingTally, TrainingData
 from node.data.documents import Split
 from node.data.prefetch import FeedReport
 from node.watch.events import Events
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 from tests.swarm.micro import MadeUpDocuments
 from tests.unit.test_feed import COUNT, Numbers, WatchedTokenizer, feed_of
 

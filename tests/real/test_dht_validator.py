@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.identity import Identity
-from protocol.records import CLOCK_SLACK, MAX_LIFETIME, key_digest, seal_record
+from protocol.records.identity import Identity
+from protocol.records.records import CLOCK_SLACK, MAX_LIFETIME, key_digest, seal_record
 from protocol.transport import dht_storage
 from protocol.transport.dht import RecordValidator
 from protocol.transport.dht_guard import ANSWER_BYTES, MOST_SLOTS

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.identity import Identity
+from protocol.records.identity import Identity
 from tests.real.daemons import NodeDaemon, SeedDaemon, run_tool
 
 

@@ -18,7 +18,7 @@ from bootstrap.local.nodes import LocalPlan
 from bootstrap.local.progress import StatusLine
 from bootstrap.local.swarm import LocalSwarm
 from node.machine.processes import in_background
-from protocol.manifest import load_preset
+from protocol.run.manifest import load_preset
 from tests.patience import patience
 
 BUSY_IN_TORCH = """

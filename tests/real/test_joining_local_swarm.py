@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from protocol.identity import Identity
+from protocol.records.identity import Identity
 from tests.patience import patience
 from tests.real.daemons import Daemon, wait_until
 from tests.real.local_swarm import swarm_command

@@ -17,9 +17,9 @@ import msgpack
 import pytest
 import uvloop
 
-from protocol.addresses import network_of
-from protocol.identity import Identity
-from protocol.records import key_digest, seal_record
+from protocol.records.addresses import network_of
+from protocol.records.identity import Identity
+from protocol.records.records import key_digest, seal_record
 from protocol.transport.base import Transport
 from protocol.transport.dht_guard import Serializer
 from protocol.transport.hivemind_api import DHTID

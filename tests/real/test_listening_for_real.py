@@ -9,7 +9,7 @@ import pytest
 
 from node.dashboard_process import own_addresses
 from protocol.errors import ResourceError
-from protocol.identity import Identity
+from protocol.records.identity import Identity
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 from protocol.transport.ports import port_is_free, require_port
 from tests.patience import patience

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bootstrap.lab.simulation.learning import text_of
-from protocol.manifest import load_preset
+from protocol.run.manifest import load_preset
 from tests.patience import patience
 from tests.pretrained import saved_model
 from tests.real.daemons import started, wait_until

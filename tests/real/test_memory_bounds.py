@@ -12,12 +12,13 @@ import psutil
 import torch
 import uvloop
 
-from protocol.codec import Encoded, encode
-from protocol.frames import FrameType, write_frame
+from protocol.access.peer_limits import places_for
+from protocol.codecs.codec import Encoded, encode
 from protocol.messages import Done
+from protocol.messages.frame import FrameType
 from protocol.messages.training import Ready
-from protocol.peer_limits import places_for
-from protocol.rpc import Answer, Request, Rpc, Traffic
+from protocol.rpc.frames import write_frame
+from protocol.rpc.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.base import Stream, Transport
 from tests.real.test_libp2p_transport import OnLoopback, pid_of
 from tests.transport_network import DEADLINE, PATIENCE

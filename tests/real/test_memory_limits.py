@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from protocol.manifest import preset_text
+from protocol.run.manifest import preset_text
 from tests.real.daemons import PATIENCE, Daemon, NodeDaemon, SeedDaemon, run_tool, wait_until
 
 MIB = 2**20

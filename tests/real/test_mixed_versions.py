@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.manifest import as_toml
-from protocol.signed_manifest import SignedManifest
+from protocol.run.manifest import as_toml
+from protocol.run.signed_manifest import SignedManifest
 from tests.patience import patience
 from tests.real.daemons import NodeDaemon, SeedDaemon, run_tool, wait_until
 from tests.versions.formats import VERSIONS

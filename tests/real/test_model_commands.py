@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from bootstrap.tools_cli import app
-from protocol.manifest import preset_text
+from protocol.run.manifest import preset_text
 from tests.real.daemons import NodeDaemon, SeedDaemon, run_tool
 
 PROMPT = "def __init__(self"

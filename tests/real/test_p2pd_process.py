@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from protocol.errors import PeerUnreachable, ResourceError, StateError, UserError
-from protocol.identity import Identity
+from protocol.records.identity import Identity
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 from protocol.transport.p2pd import pids_known
 from tests.transport_network import DEADLINE, ECHO, KEY, PATIENCE, ask, echo
@@ -177,7 +177,7 @@ def test_p2pd_does_not_outlive_a_process_that_is_killed(tmp_path: Path) -> None:
     program = """
         import asyncio, sys
         from pathlib import Path
-        from protocol.identity import Identity
+        from protocol.records.identity import Identity
         from protocol.transport.libp2p import Libp2pTransport
 
         async def main():

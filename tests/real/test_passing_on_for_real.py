@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import DeadlineExceeded, PeerUnreachable
-from protocol.identity import Identity
+from protocol.records.identity import Identity
 from protocol.transport.base import Stream
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 from protocol.transport.passing_on import MOST_OF_PEER

@@ -36,7 +36,7 @@ LOADED = [
     "bootstrap.inspect.diagnosing", "bootstrap.inspect.doctor", "bootstrap.inspect.link_map",
     "bootstrap.inspect.status", "bootstrap.lab.placement.plan_run", "bootstrap.tools_cli",
 ]  # fmt: skip
-AT_ONCE = 4  # of the visitors that a token lets in at a time: `protocol.admission.LEAST_VISITORS`
+AT_ONCE = 4  # of the visitors that a token lets in at a time: `protocol.access.admission.LEAST_VISITORS`
 _context = multiprocessing.get_context("forkserver")
 
 TOOLS: dict[str, tuple[str, ...]] = {

@@ -18,7 +18,7 @@ from bootstrap.creating.choosing import RunOptions
 from bootstrap.export.checkpoint import save_json
 from bootstrap.export.model_config import config_of
 from bootstrap.export.tokenizer import tokenizer_of_run
-from protocol.model import Family
+from protocol.run.model import Family
 from tests.patience import patience
 from tests.pretrained import saved_model
 from tests.unit.tokenizers_made_here import bpe

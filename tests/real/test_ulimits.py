@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from node.machine.limits import host_room, taken
-from protocol.identity import Identity
+from protocol.records.identity import Identity
 
 MIB, GIB = 2**20, 2**30
 

@@ -53,7 +53,7 @@ def test_a_node_with_room_enough_begins_without_them_too(stage: int) -> None:
     done = done_without(
         "from node.model.dry_run import dry_run\n"
         "from node.model.replica import Replica\n"
-        "from protocol.manifest import load_preset\n"
+        "from protocol.run.manifest import load_preset\n"
         f"print(dry_run(Replica(load_preset('tiny'), {stage}), 'auto', 0).described())\n" + LOADED
     )
     told, loaded = done.stdout.splitlines()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import LATER, MEND
-from protocol.manifest import preset_text
+from protocol.run.manifest import preset_text
 from tests.real.daemons import PATIENCE, NodeDaemon, SeedDaemon
 
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWB1nCVQyW3BE4zaVYJexq3mR44ZNQQNjX5Q1yseqVU9z4"

@@ -10,7 +10,7 @@ import torch
 
 from node.model.inner import StepReport
 from node.model.replica import Replica
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 Place = Literal["activations", "gradients", "loss", "weights", "norms"]
 

@@ -9,7 +9,7 @@ from node.model.dry_run import DryRun, MemoryMeter
 from node.model.replica import Replica
 from node.model.stage_work import StageWork
 from node.model.transfer import transfer_for
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 
 class NothingTaken(MemoryMeter):

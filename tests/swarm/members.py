@@ -17,14 +17,14 @@ from node.links.trip_times import FIRST_DEADLINE
 from node.membership.view import View
 from node.rounds.matchmaker import Matchmaker
 from node.rounds.meeting import Pair
-from protocol.announcement import Announcement
 from protocol.errors import NolocoError, Refused
 from protocol.ground import PeerId
-from protocol.identity import Identity
-from protocol.lineage import Lineage
 from protocol.messages import Done
 from protocol.messages.training import Accept, Contribute, Propose
-from protocol.rpc import Answer, Request, Rpc
+from protocol.records.announcement import Announcement
+from protocol.records.identity import Identity
+from protocol.records.lineage import Lineage
+from protocol.rpc.rpc import Answer, Request, Rpc
 from tests.swarm.micro import micro_manifest, until
 
 K = 10

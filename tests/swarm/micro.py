@@ -22,13 +22,13 @@ from node.daemon import Node
 from node.data.batches import Batch, TrainingData
 from node.data.documents import DocumentOrder, Split, content_hash
 from node.data.tokenizer import ByteTokenizer
-from protocol.announcement import Announcement, stage_key
 from protocol.ground import PeerId
-from protocol.identity import Identity
-from protocol.manifest import Manifest, load_preset, manifest_from
 from protocol.messages.peers import Introduce
-from protocol.records import seal_record
-from protocol.rpc import Rpc
+from protocol.records.announcement import Announcement, stage_key
+from protocol.records.identity import Identity
+from protocol.records.records import seal_record
+from protocol.rpc.rpc import Rpc
+from protocol.run.manifest import Manifest, load_preset, manifest_from
 
 MICRO: dict[str, Any] = {
     "inner__optimizer": "adamw",

@@ -33,9 +33,9 @@ from node.storage.checkpoint_files import Checkpoint, KeptCheckpoint
 from node.storage.state_directory import StateDirectory
 from protocol.errors import NolocoError
 from protocol.ground import PeerId
-from protocol.identity import Identity
-from protocol.lineage import Lineage
-from protocol.manifest import Manifest
+from protocol.records.identity import Identity
+from protocol.records.lineage import Lineage
+from protocol.run.manifest import Manifest
 from tests.swarm.micro import FOREVER, micro_swarm, peer_of, step_of, until
 
 INNER_STEPS = 2

@@ -13,10 +13,10 @@ import torch
 from bootstrap.inspect.observer import Observer, sampled_spreads
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
-from protocol.codec import Encoded, as_read, encode
+from protocol.codecs.codec import Encoded, as_read, encode
 from protocol.messages.peers import GetStateIndex, GetStatePiece, GetStateSample, StateIndex
 from protocol.messages.training import Forward
-from protocol.rpc import Answer, Request, Traffic
+from protocol.rpc.rpc import Answer, Request, Traffic
 from tests.swarm.micro import (
     FOREVER,
     all_reached,

@@ -20,7 +20,7 @@ from bootstrap.lab.simulation.study import one_setting
 from node.data.batches import Position
 from node.model.passes import Passes
 from node.model.replica import Replica
-from protocol.manifest import load_preset
+from protocol.run.manifest import load_preset
 from tests.swarm.micro import micro_batch, micro_corpus, micro_manifest
 
 MANIFEST = micro_manifest(stages=2)

@@ -12,7 +12,7 @@ from node.daemon import Node
 from node.model.compute import Priority
 from protocol.errors import Refused
 from protocol.messages.training import Backlog, GetBacklog
-from protocol.rpc import Answer, Request
+from protocol.rpc.rpc import Answer, Request
 from tests.swarm.micro import (
     FOREVER,
     WIDE,

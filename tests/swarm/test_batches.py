@@ -10,10 +10,10 @@ import torch
 from bootstrap.lab.in_memory.memory_link import Link
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
-from protocol.codec import encode
+from protocol.codecs.codec import encode
 from protocol.errors import Refused
 from protocol.messages.training import Forward
-from protocol.rpc import Rpc
+from protocol.rpc.rpc import Rpc
 from tests.swarm.micro import (
     FOREVER,
     assert_exact_admission,

@@ -12,12 +12,12 @@ import pytest
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.model.compute import Priority
-from protocol.announcement import Announcement, stage_key
 from protocol.errors import NolocoError, Refused
 from protocol.ground import Record
 from protocol.messages.peers import GetStateIndex, GetStatePiece, StateIndex
 from protocol.messages.training import Propose
-from protocol.rpc import Answer, Request, Rpc
+from protocol.records.announcement import Announcement, stage_key
+from protocol.rpc.rpc import Answer, Request, Rpc
 from tests.swarm.members import SOON
 from tests.swarm.micro import (
     FOREVER,

@@ -13,8 +13,8 @@ from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.receipts import COLLECT_SECONDS, Receipts
 from protocol.ground import PeerId
 from protocol.messages.peers import GetReceipts, ReceiptList
-from protocol.receipts import Contribution, Receipt
-from protocol.rpc import Answer, Request
+from protocol.records.receipts import Contribution, Receipt
+from protocol.rpc.rpc import Answer, Request
 from tests.swarm.micro import FOREVER, everyone_goes_on, guest_of, run_swarm, training, until
 
 

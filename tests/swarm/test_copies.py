@@ -18,9 +18,9 @@ from node.state.transfer import RunLimits
 from node.storage.state_directory import StateDirectory
 from protocol.errors import Refused
 from protocol.ground import PeerId
-from protocol.lineage import Lineage
 from protocol.messages.peers import Copies, GetCopies, GetCopyPiece, PastRecord, StageCopy
-from protocol.rpc import Answer, Request
+from protocol.records.lineage import Lineage
+from protocol.rpc.rpc import Answer, Request
 from tests.swarm.micro import events_of, everyone_goes_on, guest_of, peer_of, run_swarm, step_of, until
 from tests.swarm.test_nothing_is_lost import A, B, C, leave, recent_loss, three_friends
 

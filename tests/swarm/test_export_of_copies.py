@@ -25,7 +25,7 @@ from node.state.copy_keeper import copies_in
 from node.storage.checkpoint_files import path_of, read
 from protocol.errors import JoinError, Refused
 from protocol.messages.peers import Copies, GetCopies, GetCopyPiece, StageCopy, StatePiece
-from protocol.rpc import Answer, Request
+from protocol.rpc.rpc import Answer, Request
 from tests.swarm.micro import events_of, observer_of, peer_of, run_swarm, until
 from tests.swarm.test_copies import EVERY, kept_by_seed
 from tests.swarm.test_nothing_is_lost import A, B, C, leave, three_friends

@@ -10,7 +10,7 @@ from bootstrap.export.exporting import export
 from bootstrap.export.order import ExportOrder
 from protocol.errors import JoinError, Refused
 from protocol.messages.peers import GetStateIndex
-from protocol.rpc import Answer, Request
+from protocol.rpc.rpc import Answer, Request
 from tests.swarm.micro import observer_of, peer_of, run_swarm, training
 
 

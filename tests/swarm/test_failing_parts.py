@@ -39,7 +39,7 @@ TASKS = [
     "node.model.replica.Replica.inner_step",
     "node.model.replica.Replica._finish",
     "node.data.prefetch.Feed.take",
-    "protocol.rpc.Rpc._dispatch",
+    "protocol.rpc.rpc.Rpc._dispatch",
 ]
 
 

@@ -25,12 +25,12 @@ from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import tokenizer_of_run
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.model.pretrained import Pretrained
-from protocol.codec import encode
+from protocol.codecs.codec import encode
 from protocol.errors import CheckpointError, Refused
-from protocol.manifest import Manifest, manifest_from
 from protocol.messages.peers import GetStatePiece
 from protocol.messages.training import Evaluate, Predict
-from protocol.model import Family
+from protocol.run.manifest import Manifest, manifest_from
+from protocol.run.model import Family
 from tests.pretrained import saved_model
 from tests.swarm.measured import measured
 from tests.swarm.micro import (

@@ -11,7 +11,7 @@ from node.daemon import Node
 from node.model.compute import Priority
 from protocol.messages import Progress
 from protocol.messages.training import Backlog, Forward, GetBacklog, Gradient
-from protocol.rpc import Answer, Request
+from protocol.rpc.rpc import Answer, Request
 from tests.swarm.micro import (
     FOREVER,
     WIDE,

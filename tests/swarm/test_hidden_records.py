@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from bootstrap.lab.in_memory.memory import MemoryTransport
-from protocol.announcement import Announcement, stage_key
 from protocol.ground import Record
-from protocol.identity import Identity
-from protocol.records import key_digest, open_record, seal_record
+from protocol.records.announcement import Announcement, stage_key
+from protocol.records.identity import Identity
+from protocol.records.records import key_digest, open_record, seal_record
 from tests.swarm.micro import FOREVER, events_of, run_swarm, stage_nodes, step_of, training
 
 SYBILS = 40

@@ -16,10 +16,10 @@ from node.membership.joining import greet
 from node.model.replica import Replica
 from protocol.errors import ClockError, JoinError
 from protocol.ground import PeerId
-from protocol.identity import Identity
 from protocol.messages.peers import Hello, Welcome
-from protocol.rpc import Answer, Request
-from protocol.signed_manifest import SignedManifest
+from protocol.records.identity import Identity
+from protocol.rpc.rpc import Answer, Request
+from protocol.run.signed_manifest import SignedManifest
 from tests.swarm.micro import (
     FOREVER,
     events_of,

@@ -10,9 +10,9 @@ import pytest
 
 from bootstrap.lab.in_memory.memory import memory_address
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
-from protocol.announcement import Announcement, stage_key
 from protocol.errors import JoinError, NolocoError, StateError
 from protocol.messages.peers import GetStats, SignReceipt
+from protocol.records.announcement import Announcement, stage_key
 from tests.swarm.micro import (
     FOREVER,
     events_of,

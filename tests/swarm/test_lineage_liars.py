@@ -19,13 +19,13 @@ from node.rounds.kin import Kin
 from node.state.copies import chosen
 from node.state.copy_keeper import CopyKeeper, copies_in, lineage_to_keep
 from node.storage.checkpoint_files import path_of, read
-from protocol.announcement import Announcement, stage_key
 from protocol.ground import PeerId
-from protocol.identity import Identity
-from protocol.lineage import Lineage
 from protocol.messages.peers import GetPast, PastRecord, PastRecords, StageCopy
-from protocol.records import seal_record
-from protocol.rpc import Answer, Request, Rpc
+from protocol.records.announcement import Announcement, stage_key
+from protocol.records.identity import Identity
+from protocol.records.lineage import Lineage
+from protocol.records.records import seal_record
+from protocol.rpc.rpc import Answer, Request, Rpc
 from tests.swarm.micro import (
     FOREVER,
     events_of,

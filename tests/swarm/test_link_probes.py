@@ -19,13 +19,13 @@ from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.links.links import DUTY, LEAST_PAUSE, LinkEstimate
 from node.links.probing import MOST_PROBES
-from protocol.codec import Encoded
+from protocol.access.peer_limits import BAN_AFTER_STRIKES
+from protocol.codecs.codec import Encoded
 from protocol.errors import Refused
 from protocol.ground import PeerId
 from protocol.messages import Done
 from protocol.messages.peers import MAX_PROBE_BYTES, Probe, Probed
-from protocol.peer_limits import BAN_AFTER_STRIKES
-from protocol.rpc import Answer, Request, Traffic
+from protocol.rpc.rpc import Answer, Request, Traffic
 from tests.swarm.micro import FOREVER, guest_of, micro_swarm, observer_of, peer_of, run_swarm, training, until
 
 JITTER = 0.002

@@ -19,10 +19,10 @@ from node.daemon import Node
 from node.model.replica import Replica
 from node.state.transfer import StateService
 from protocol.ground import PeerId
-from protocol.lineage import UNDATED, Lineage
-from protocol.manifest import Manifest
 from protocol.messages.peers import GetStateIndex, GetStatePiece
-from protocol.rpc import Answer, Request
+from protocol.records.lineage import UNDATED, Lineage
+from protocol.rpc.rpc import Answer, Request
+from protocol.run.manifest import Manifest
 from tests.swarm.micro import (
     FOREVER,
     events_of,

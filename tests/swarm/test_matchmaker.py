@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 from bootstrap.lab.in_memory.memory_link import Link
 from protocol.errors import Refused, TransportDown
 from protocol.messages.training import Accept, Propose
-from protocol.rpc import Answer, Request
+from protocol.rpc.rpc import Answer, Request
 from tests.swarm.members import WORLD, K, Member, Stage, all_rounds, pair_names, propose, stage_of
 from tests.swarm.micro import run_swarm, until
 

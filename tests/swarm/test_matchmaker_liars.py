@@ -10,9 +10,9 @@ import pytest
 
 from bootstrap.lab.in_memory.memory import MemoryTransport
 from protocol.errors import NolocoError, Refused
-from protocol.identity import Identity
 from protocol.messages.training import Propose, Ready, Release, SitOut
-from protocol.rpc import Rpc
+from protocol.records.identity import Identity
+from protocol.rpc.rpc import Rpc
 from tests.swarm.members import EXCHANGE_SECONDS, SOON, Member, Stage, propose, stage_of
 from tests.swarm.micro import run_swarm, until
 

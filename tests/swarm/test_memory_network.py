@@ -12,7 +12,7 @@ from bootstrap.lab.in_memory.memory_link import BULK_BYTES
 from bootstrap.lab.in_memory.virtual_time import run_virtual
 from protocol.errors import DeadlineExceeded, PeerUnreachable, TransportDown, UserError
 from protocol.ground import PeerId
-from protocol.identity import Identity
+from protocol.records.identity import Identity
 from protocol.transport.base import Stream
 from tests.transport_network import ECHO, KEY, ask, echo
 

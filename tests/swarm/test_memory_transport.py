@@ -9,7 +9,7 @@ from typing import Any
 
 from bootstrap.lab.in_memory.memory import Link, MemoryNetwork, MemoryTransport
 from bootstrap.lab.in_memory.virtual_time import run_virtual
-from protocol.identity import Identity
+from protocol.records.identity import Identity
 from protocol.transport.base import Transport
 from tests.transport_network import Network
 from tests.transport_suite import TransportSuite

@@ -8,7 +8,7 @@ import pytest
 
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.membership.moving import LONGEST_CLAIM
-from protocol.announcement import Announcement, Claim, moving_key, stage_key
+from protocol.records.announcement import Announcement, Claim, moving_key, stage_key
 from tests.swarm.micro import events_of, guest_of, run_swarm, until
 from tests.swarm.movers import LIFETIME, kill_half, settled
 

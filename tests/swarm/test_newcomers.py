@@ -12,7 +12,7 @@ from bootstrap.lab.in_memory.memory_link import Link
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.model.compute import Priority
 from protocol.ground import PeerId
-from protocol.identity import Identity
+from protocol.records.identity import Identity
 from tests.swarm.micro import FOREVER, micro_swarm, run_swarm, stage_nodes, until
 from tests.swarm.movers import slow_swarm
 

@@ -11,7 +11,7 @@ import pytest
 
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
-from protocol.lineage import Lineage
+from protocol.records.lineage import Lineage
 from tests.swarm.micro import (
     FOREVER,
     events_of,

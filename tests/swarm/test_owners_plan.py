@@ -18,8 +18,8 @@ from node.membership.moving import OwnersPlan
 from node.watch.events import Events
 from protocol.errors import UserError
 from protocol.ground import PeerId
-from protocol.identity import Identity
-from protocol.placement_plan import PlacementPlan, open_plan, plan_key
+from protocol.records.identity import Identity
+from protocol.run.placement_plan import PlacementPlan, open_plan, plan_key
 from tests.swarm.micro import events_of, observer_of, peer_of, run_swarm, stage_nodes, until
 from tests.swarm.movers import LIFETIME, all_train_on, kill_half, settled, somebody_moved
 from tests.swarm.test_nothing_is_lost import A, C, leave, three_friends

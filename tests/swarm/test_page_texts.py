@@ -27,13 +27,13 @@ from bootstrap.dashboard.sampling import (
 )
 from bootstrap.inspect.observer import Observer
 from node.watch.words import LONGEST_NAME
-from protocol.announcement import State
-from protocol.codec import encode
+from protocol.codecs.codec import encode
 from protocol.errors import JoinError, Refused
 from protocol.messages.peers import GetReceipts, ReceiptList
 from protocol.messages.training import Predict, Predicted
-from protocol.receipts import Contribution, signed_receipt
-from protocol.rpc import Answer, Request
+from protocol.records.announcement import State
+from protocol.records.receipts import Contribution, signed_receipt
+from protocol.rpc.rpc import Answer, Request
 from tests.made_up_members import MadeUpMember, MadeUpSwarm
 from tests.swarm.micro import FOREVER, micro_manifest, observer_of, peer_of, run_swarm, training, until
 

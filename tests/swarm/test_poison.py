@@ -9,7 +9,7 @@ import pytest
 
 from bootstrap.lab.simulation.attackers import Attack, Attacker
 from node.model.replica import Replica
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 from tests.swarm.micro import events_of, mean_losses, micro_swarm, run_swarm
 
 HONEST = 5

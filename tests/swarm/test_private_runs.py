@@ -12,13 +12,13 @@ import pytest
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.membership.entry import enter
-from protocol.announcement import Announcement, stage_key
+from protocol.access.revocations import Revocations, mark_of, revoked_key
+from protocol.access.tokens import Token
 from protocol.errors import NodeFailed, Refused, TokenError
 from protocol.ground import PeerId
-from protocol.identity import Identity
 from protocol.messages.peers import GetStateIndex, GetStats
-from protocol.revocations import Revocations, mark_of, revoked_key
-from protocol.tokens import Token
+from protocol.records.announcement import Announcement, stage_key
+from protocol.records.identity import Identity
 from tests.swarm.micro import (
     FOREVER,
     everyone_goes_on,

@@ -10,8 +10,8 @@ import msgpack
 import pytest
 
 from bootstrap.lab.in_memory.memory import MemoryTransport
-from protocol.announcement import MOST_LEVEL, Announcement, is_sampled, stage_key
-from protocol.identity import Identity
+from protocol.records.announcement import MOST_LEVEL, Announcement, is_sampled, stage_key
+from protocol.records.identity import Identity
 from tests.swarm.micro import FOREVER, events_of, everyone_reaches, micro_swarm, run_swarm, step_of, until
 
 FAR = 2**63 - 1

@@ -17,12 +17,12 @@ from node.membership.discovery import LONELY_SECONDS
 from node.model.flat import layout
 from node.model.stage import parameter_shapes
 from node.pipeline.pipeline import Pipeline
-from protocol.codec import encode
+from protocol.codecs.codec import encode
 from protocol.errors import Refused
 from protocol.ground import PeerId
-from protocol.identity import Identity
 from protocol.messages.training import Gradient, Return
-from protocol.rpc import Answer, Request
+from protocol.records.identity import Identity
+from protocol.rpc.rpc import Answer, Request
 from tests.swarm.micro import (
     FOREVER,
     assert_exact_admission,

@@ -11,10 +11,10 @@ import torch
 
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
-from protocol.codec import encode
+from protocol.codecs.codec import encode
 from protocol.ground import PeerId
 from protocol.messages.training import Forward, Gradient
-from protocol.rpc import Answer, Request
+from protocol.rpc.rpc import Answer, Request
 from tests.swarm.micro import (
     FOREVER,
     everyone_goes_on,

@@ -13,9 +13,9 @@ from bootstrap.lab.in_memory.memory import MemoryTransport
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.storage.state_directory import StateDirectory
 from protocol.errors import JoinError
-from protocol.identity import Identity
-from protocol.manifest import load_preset
-from protocol.signed_manifest import SignedManifest
+from protocol.records.identity import Identity
+from protocol.run.manifest import load_preset
+from protocol.run.signed_manifest import SignedManifest
 from tests.swarm.micro import FOREVER, events_of, everyone_goes_on, run_swarm, training, until
 
 

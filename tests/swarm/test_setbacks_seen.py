@@ -15,9 +15,9 @@ from bootstrap.inspect.status import Watching, as_json
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.context import statistics
 from node.watch.words import waiting_sentence
-from protocol.announcement import State
-from protocol.identity import Identity
 from protocol.messages.peers import Awaited, LossBest, NodeStats
+from protocol.records.announcement import State
+from protocol.records.identity import Identity
 from tests.made_up_members import MadeUpMember, MadeUpSwarm
 from tests.pretrained import saved_model
 from tests.swarm.micro import (

@@ -16,7 +16,7 @@ from node.data.batches import Batch, Position, TokenisingTally, TrainingData, ba
 from node.data.documents import Split
 from node.data.tokenizer import ByteTokenizer
 from node.model.replica import Replica
-from protocol.manifest import Manifest, load_preset
+from protocol.run.manifest import Manifest, load_preset
 from tests.swarm.micro import MadeUpDocuments, micro_manifest
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

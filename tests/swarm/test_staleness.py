@@ -11,7 +11,7 @@ import pytest
 from bootstrap.lab.in_memory.memory_link import Link
 from node.model.passes import Passes
 from node.model.replica import Replica
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 from tests.swarm.micro import (
     FOREVER,
     all_reached,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from protocol.codec import encode
+from protocol.codecs.codec import encode
 from protocol.errors import Refused
 from protocol.messages.training import Forward, Propose
 from tests.swarm.micro import (

@@ -18,8 +18,8 @@ from node.daemon import Node
 from node.model.replica import Pieces, Replica
 from node.rounds.gossip import PairAverager
 from node.rounds.meeting import Pair
-from protocol.identity import Identity
 from protocol.messages.training import Propose
+from protocol.records.identity import Identity
 from tests.swarm.micro import (
     FOREVER,
     events_of,

@@ -30,11 +30,11 @@ from bootstrap.inspect.observer import Observer
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.pipeline.inference import Inference
-from protocol.codec import encode
+from protocol.codecs.codec import encode
 from protocol.errors import DeadlineExceeded, JoinError, Refused
 from protocol.ground import PeerId
 from protocol.messages.training import Predict, Predicted
-from protocol.rpc import Answer, Request
+from protocol.rpc.rpc import Answer, Request
 from tests.swarm.micro import observer_of, peer_of, stage_nodes
 from tests.swarm.models_out import (
     GREEDY,

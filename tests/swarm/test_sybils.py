@@ -9,8 +9,8 @@ import pytest
 
 from node.membership.view import View
 from node.state.download import MOST_ASKED
-from protocol.announcement import Announcement
 from protocol.ground import PeerId
+from protocol.records.announcement import Announcement
 from tests.swarm.members import Member, Stage, stage_of
 from tests.swarm.micro import run_swarm
 

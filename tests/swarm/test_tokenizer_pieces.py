@@ -21,17 +21,10 @@ from node.membership.view import View
 from node.storage.state_directory import StateDirectory
 from protocol.errors import Refused, TokenizerError
 from protocol.ground import PeerId
-from protocol.identity import Identity
-from protocol.messages.peers import (
-    MAX_TOKENIZER_BYTES,
-    TOKENIZER_PIECE_BYTES,
-    GetTokenizer,
-    GetTokenizerHashes,
-    TokenizerHashes,
-    TokenizerPiece,
-)
-from protocol.piece_hashes import PieceHashes
-from protocol.rpc import Answer, Request, Rpc
+from protocol.messages.peers import GetTokenizer, GetTokenizerHashes, TokenizerHashes, TokenizerPiece
+from protocol.records.identity import Identity
+from protocol.rpc.rpc import Answer, Request, Rpc
+from protocol.run.piece_hashes import MAX_TOKENIZER_BYTES, TOKENIZER_PIECE_BYTES, PieceHashes
 from tests.swarm.micro import guest_of, micro_corpus, peer_of, run_swarm, step_of, until
 from tests.swarm.test_training_data import with_tokenizer
 from tests.unit.tokenizers_made_here import bpe

@@ -22,13 +22,13 @@ from bootstrap.lab.placement.live_plan import look_at
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.membership import joining
 from node.storage.state_directory import StateDirectory
-from protocol.admission import LEAST_VISITORS
+from protocol.access.admission import LEAST_VISITORS
+from protocol.access.revocations import Revocations
+from protocol.access.tokens import Token
 from protocol.errors import JoinError, TokenError
-from protocol.identity import Identity
-from protocol.keeping import replace_whole
-from protocol.revocations import Revocations
-from protocol.signed_manifest import SignedManifest
-from protocol.tokens import Token
+from protocol.files.keeping import replace_whole
+from protocol.records.identity import Identity
+from protocol.run.signed_manifest import SignedManifest
 from tests.swarm.micro import FOREVER, everyone_reaches, fails_to_join, micro_swarm, run_swarm, until
 from tests.swarm.test_private_runs import DAY, OWNER, everyone, private_swarm, token
 
@@ -237,7 +237,7 @@ def test_nodes_that_shut_a_visitor_out_are_not_taken_for_none(
 
 
 def found(here: Here, given: str = "", named: tuple[Path, ...] = ()) -> str:
-    from protocol.admission import Admission
+    from protocol.access.admission import Admission
 
     me = Identity.from_seed("a tool").peer_id
     return credentials.token_finder(given, named)(Admission(here.signed, me, here.swarm.network.now))

@@ -22,9 +22,10 @@ from node.data.tokenizer import ByteTokenizer, identity_of
 from node.membership import tokenizer_peers
 from node.membership.tokenizer_peers import ASKED_AT_ONCE, MOST_BYTES, fetch_tokenizer
 from protocol.errors import DataError, TokenizerError
-from protocol.manifest import Manifest
-from protocol.messages.peers import TOKENIZER_PIECE_BYTES, GetTokenizer, TokenizerPiece
-from protocol.rpc import Answer, Request
+from protocol.messages.peers import GetTokenizer, TokenizerPiece
+from protocol.rpc.rpc import Answer, Request
+from protocol.run.manifest import Manifest
+from protocol.run.piece_hashes import TOKENIZER_PIECE_BYTES
 from tests.swarm.micro import (
     events_of,
     guest_of,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from protocol.announcement import Announcement, stage_key
 from protocol.errors import NodeFailed
-from protocol.identity import Identity
-from protocol.records import key_digest, seal_record
+from protocol.records.announcement import Announcement, stage_key
+from protocol.records.identity import Identity
+from protocol.records.records import key_digest, seal_record
 from tests.swarm.micro import FOREVER, MICRO, everyone_goes_on, peer_of, run_swarm, training, until
 
 LIFETIME = MICRO["limits__record_lifetime"]

@@ -13,9 +13,10 @@ from bootstrap.inspect.seen import Seen
 from bootstrap.inspect.verdict import verdict
 from bootstrap.lab.in_memory.memory import MemoryTransport
 from node.context import announcement
-from protocol.announcement import Announcement, stage_key
-from protocol.compatibility import FEATURES, MINOR, PROTOCOL
-from protocol.identity import Identity
+from protocol.records.announcement import Announcement, stage_key
+from protocol.records.identity import Identity
+from protocol.rpc.compatibility import FEATURES
+from protocol.version import MINOR, PROTOCOL
 from tests.swarm.micro import (
     FOREVER,
     events_of,

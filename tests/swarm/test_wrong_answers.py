@@ -12,7 +12,7 @@ import torch
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.model.passes import Learned, Passes
 from node.model.replica import Replica
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 from tests.swarm.micro import (
     FOREVER,
     events_of,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from node.model.replica import Replica
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 from tests.swarm.micro import micro_batch, micro_manifest
 
 MICROBATCHES = 2

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.addresses import (
+from protocol.errors import UserError
+from protocol.records.addresses import (
     Whereabouts,
     check_address,
     check_announced,
@@ -19,8 +20,7 @@ from protocol.addresses import (
     peer_id_in,
     without_peer,
 )
-from protocol.errors import UserError
-from protocol.identity import Identity
+from protocol.records.identity import Identity
 from protocol.transport.hivemind_api import Multiaddr
 
 PEER = Identity.from_seed("someone").peer_id

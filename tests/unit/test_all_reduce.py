@@ -21,15 +21,15 @@ from node.model.replica import Replica
 from node.rounds.all_reduce import AllReduce
 from node.rounds.gathers import IN_FLIGHT, mean_of
 from node.watch.events import Events
-from protocol.announcement import Announcement
-from protocol.codec import as_read, encode
+from protocol.codecs.codec import as_read, encode
+from protocol.codecs.near_codecs import BITS
 from protocol.errors import Refused
-from protocol.identity import Identity
-from protocol.lineage import UNDATED
-from protocol.manifest import GOSSIP_CODECS
 from protocol.messages.training import Assemble, Reduce
-from protocol.near_codecs import BITS
-from protocol.rpc import Rpc, Traffic
+from protocol.records.announcement import Announcement
+from protocol.records.identity import Identity
+from protocol.records.lineage import UNDATED
+from protocol.rpc.rpc import Rpc, Traffic
+from protocol.run.manifest import GOSSIP_CODECS
 from tests.swarm.micro import micro_manifest
 
 PART = 64  # entries

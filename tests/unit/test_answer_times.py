@@ -12,8 +12,8 @@ from node.pipeline.answer_times import ENOUGH, FEW, REMEMBERED, SOONEST, STALLED
 from protocol.errors import DeadlineExceeded
 from protocol.messages import Progress
 from protocol.messages.training import Forward
-from protocol.patience import FRAME_SECONDS, MOST_STALLS, Patience
-from protocol.rpc import Answer, Request, Traffic
+from protocol.rpc.patience import FRAME_SECONDS, MOST_STALLS, Patience
+from protocol.rpc.rpc import Answer, Request, Traffic
 from tests.unit.two_peers import forward, in_virtual_time, two_peers
 
 LIMIT = 30.0

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from protocol.codec import FLOATING, Encoded, encode
+from protocol.access.peer_limits import Bans
+from protocol.codecs.codec import FLOATING, Encoded, encode
 from protocol.errors import Refused, Unreadable, WireError
 from protocol.messages import Asks, Message
 from protocol.messages.layouts import Layout
 from protocol.messages.peers import GetStats
-from protocol.peer_limits import Bans
-from protocol.rpc import Answer, Request
+from protocol.rpc.rpc import Answer, Request
 from tests.unit.test_door import requests
 from tests.unit.test_frames import EXAMPLES
 from tests.unit.two_peers import Raw, Two, in_virtual_time, two_peers

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from protocol.codec import encode
+from protocol.codecs.codec import encode
 from protocol.messages import Asks
 from protocol.messages.layouts import Layout
 from tests.unit.test_door import requests

@@ -12,8 +12,8 @@ from node.model.dry_run import DryRun, blank_weights
 from node.model.execution import Execution, modes
 from node.model.replica import Replica
 from protocol.errors import NonFinite, Refused
-from protocol.manifest import Manifest
-from protocol.start import Start
+from protocol.run.manifest import Manifest
+from protocol.run.start import Start
 from tests.unit.test_fitting import MIB, dry_run_with, ring, small
 from tests.unset_memory import unset_memory_is_nan
 

@@ -26,11 +26,11 @@ from bootstrap.dashboard.wording import Wording
 from bootstrap.inspect.observer import Sighting
 from node.membership.view import Member
 from node.watch.history import Thinned
-from protocol.announcement import PEER_CHARACTERS, Announcement, LinkReport
 from protocol.ground import PeerId
-from protocol.identity import Identity
-from protocol.manifest import load_preset
 from protocol.messages.peers import HistoryPoint, NodeStats
+from protocol.records.announcement import PEER_CHARACTERS, Announcement, LinkReport
+from protocol.records.identity import Identity
+from protocol.run.manifest import load_preset
 
 TINY = load_preset("tiny")
 PEERS = [Identity.from_seed("board", number).peer_id for number in range(4)]

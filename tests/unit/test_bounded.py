@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from node.membership.ledger import MAX_QUARANTINE_SECONDS, OFFENCES, Ledger
 from node.membership.view import MAX_SUSPECT_SECONDS, View
+from protocol.access.peer_limits import Bounded, doubled
 from protocol.ground import PeerId
-from protocol.peer_limits import Bounded, doubled
 from protocol.transport.dialling import LONGEST_PAUSE, Dials
 
 PEER = PeerId("a peer")

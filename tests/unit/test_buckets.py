@@ -16,11 +16,18 @@ from bootstrap.lab.in_memory.virtual_time import run_virtual
 from node.membership.buckets import LEAST, MOST, WANTED, StageSize, level_of
 from node.membership.discovery import ALL_COPIES, is_due, look_at, read_stage, read_whole_stage
 from node.membership.view import Member, View
-from protocol.announcement import MOST_LEVEL, Announcement, bucket_key, is_sampled, record_key, stage_key
 from protocol.errors import RecordError
 from protocol.ground import PeerId
-from protocol.identity import Identity
-from protocol.records import key_digest, open_record, seal_record
+from protocol.records.announcement import (
+    MOST_LEVEL,
+    Announcement,
+    bucket_key,
+    is_sampled,
+    record_key,
+    stage_key,
+)
+from protocol.records.identity import Identity
+from protocol.records.records import key_digest, open_record, seal_record
 from protocol.transport.base import COPIES
 
 RUN = "r"

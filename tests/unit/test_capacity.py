@@ -7,9 +7,9 @@ import pytest
 
 from node.context import LEAST_MARKS, Throughput
 from node.model.stage import work_of
-from protocol.announcement import Announcement, Claim
 from protocol.errors import RecordError
 from protocol.ground import PeerId, Record
+from protocol.records.announcement import Announcement, Claim
 from tests.swarm.micro import micro_manifest
 
 

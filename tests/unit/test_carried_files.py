@@ -20,9 +20,9 @@ from bootstrap.export.checkpoint import Facts
 from bootstrap.export.exporting import describe
 from bootstrap.export.folder import WRITTEN
 from bootstrap.generation.exported import tokenizer_in
-from protocol.identity import Identity
-from protocol.signed_manifest import SignedManifest
-from protocol.start import MOST_FILES_BYTES
+from protocol.records.identity import Identity
+from protocol.run.signed_manifest import SignedManifest
+from protocol.run.start import MOST_FILES_BYTES
 from tests.journeys.chat_model import CHAT, saved_chat_model
 from tests.pretrained import saved_model
 from tests.unit.tokenizers_made_here import bpe

@@ -12,9 +12,9 @@ from bootstrap.lab.chaos.chaos import ChaosReport, loss_at
 from bootstrap.lab.chaos.disturber import KINDS, SECONDS, Schedule, SeenFault
 from bootstrap.local.summary import Run, TokenCount
 from node.membership.view import Member
-from protocol.announcement import Announcement
-from protocol.identity import Identity
 from protocol.messages.peers import NodeStats
+from protocol.records.announcement import Announcement
+from protocol.records.identity import Identity
 
 STAGES = {f"s{stage}r{replica}": stage for stage in range(2) for replica in range(3)}
 CALM = Run(60_000, 60.0, 1.0, [(0, 5.0), (30_000, 3.0), (60_000, 2.0)])

@@ -11,9 +11,9 @@ from transformers import AutoTokenizer
 from bootstrap.creating.choosing import RunOptions
 from bootstrap.export.tokenizer import tokenizer_of_run
 from protocol.errors import CheckpointError
-from protocol.identity import Identity
-from protocol.signed_manifest import SignedManifest
-from protocol.start import MOST_TEMPLATE_BYTES
+from protocol.records.identity import Identity
+from protocol.run.signed_manifest import SignedManifest
+from protocol.run.start import MOST_TEMPLATE_BYTES
 from tests.pretrained import saved_model
 from tests.unit.tokenizers_made_here import bpe
 

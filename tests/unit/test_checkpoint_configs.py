@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoConfig
 
 from bootstrap.export.model_config import FAMILIES, config_of, model_in
-from protocol.manifest import load_preset
-from protocol.model import SLIDING, Family, Model
+from protocol.run.manifest import load_preset
+from protocol.run.model import SLIDING, Family, Model
 from tests.swarm.micro import micro_manifest
 from tests.unit.whole_models import VARIANTS
 

@@ -15,7 +15,7 @@ from bootstrap.export.tokenizer import tokenizer_of_run
 from bootstrap.found_cli import app
 from node.data.tokenizer import FileTokenizer, identity_of
 from protocol.errors import TokenizerError
-from protocol.manifest import BYTES
+from protocol.run.manifest import BYTES
 from tests.pretrained import saved_model
 from tests.swarm.micro import micro_manifest
 from tests.unit.tokenizers_made_here import TEXT, bpe

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.codec import (
+from protocol.codecs.codec import (
     CODECS,
     Encoded,
     TensorSpec,
@@ -27,8 +27,8 @@ from protocol.codec import (
     require_finite,
     require_finite_values,
 )
+from protocol.codecs.kernels import BLOCK
 from protocol.errors import CodecError
-from protocol.kernels import BLOCK
 
 EXACT = {
     "fp32": torch.float32,

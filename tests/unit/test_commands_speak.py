@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from bootstrap.found_cli import app as founding
 from bootstrap.tools_cli import app as tools
 from node.cli import app as node
-from protocol.identity import Identity
-from protocol.manifest import load_preset, preset_text
-from protocol.signed_manifest import SignedManifest
-from protocol.tokens import Token
+from protocol.access.tokens import Token
+from protocol.records.identity import Identity
+from protocol.run.manifest import load_preset, preset_text
+from protocol.run.signed_manifest import SignedManifest
 
 TOKEN = Token.issue("f" * 32, Identity.from_seed("a run"), None, 1, 1e10).to_text()
 SCREEN = 40  # lines

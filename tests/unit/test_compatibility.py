@@ -6,11 +6,12 @@ import pytest
 
 from bootstrap.lab.in_memory.memory import MemoryTransport, memory_address
 from bootstrap.lab.in_memory.memory_network import MemoryNetwork
-from protocol.compatibility import PROTOCOL, VERSION_PROTOCOL, Spoken, spoken_by, what_to_upgrade
 from protocol.errors import JoinError
-from protocol.identity import Identity
-from protocol.rpc import Rpc
+from protocol.records.identity import Identity
+from protocol.rpc.compatibility import VERSION_PROTOCOL, Spoken, spoken_by, what_to_upgrade
+from protocol.rpc.rpc import Rpc
 from protocol.transport.base import Stream
+from protocol.version import PROTOCOL
 from tests.swarm.micro import micro_swarm, run_swarm
 
 

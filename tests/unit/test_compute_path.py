@@ -18,7 +18,7 @@ from node.model.passes import Passes
 from node.model.replica import Replica, digest_of
 from node.model.stage import logits_through
 from protocol.errors import NonFinite
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 from tests.swarm.micro import micro_manifest
 
 VOCABULARY = 259  # not a multiple of anything that kernels like

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from node.command import options_from
 from node.config import NodeConfig, build_config
 from protocol.errors import UserError
-from protocol.identity import Identity
+from protocol.records.identity import Identity
 
 
 def settings_file(folder: Path, text: str) -> Path:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from node.model.passes import evaluate_through
 from protocol.errors import NolocoError
-from protocol.model import Family
+from protocol.run.model import Family
 from tests.pretrained import saved_model
 from tests.unit.test_pretrained import replicas_of, run_of
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.model.stage import parameter_count, work_of
-from protocol.manifest import Manifest, load_preset
+from protocol.run.manifest import Manifest, load_preset
 from tests.swarm.micro import micro_manifest
 
 

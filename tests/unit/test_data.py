@@ -22,7 +22,7 @@ from node.data.opening import DataPlan, open_data
 from node.data.sources import files_of, places_of, python_stdlib_files
 from node.data.tokenizer import ByteTokenizer
 from protocol.errors import DataError, UserError
-from protocol.manifest import load_preset
+from protocol.run.manifest import load_preset
 from tests.swarm.micro import MadeUpDocuments, micro_manifest
 
 MANIFEST = micro_manifest(stages=1)

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from node.model.decoder import KeyValues, Rotary, visible
 from node.model.stage import Stage, logits_through
-from protocol.manifest import Manifest
-from protocol.model import ATTENTION_BIAS, SLIDING, Family
+from protocol.run.manifest import Manifest
+from protocol.run.model import ATTENTION_BIAS, SLIDING, Family
 from tests.unit.whole_models import (
     ROPES,
     VARIANTS,

@@ -29,7 +29,7 @@ RECORDS = {
     "Unrepeatable",
 }
 # that keep the accounts, and define what the calls mean
-ACCOUNTS = {"protocol/peer_limits.py", "node/membership/ledger.py", "node/membership/view.py"}
+ACCOUNTS = {"protocol/access/peer_limits.py", "node/membership/ledger.py", "node/membership/view.py"}
 
 
 class Row(NamedTuple):

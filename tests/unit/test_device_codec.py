@@ -7,8 +7,15 @@ import math
 import pytest
 import torch
 
-from protocol.codec import Encoded, as_read, bytes_as_tensor, encode, nbytes_of
-from protocol.device_codec import FLAG_BYTES, NotSendable, decoded_there, packed, unpacked, unpacked_pieces
+from protocol.codecs.codec import Encoded, as_read, bytes_as_tensor, encode, nbytes_of
+from protocol.codecs.device_codec import (
+    FLAG_BYTES,
+    NotSendable,
+    decoded_there,
+    packed,
+    unpacked,
+    unpacked_pieces,
+)
 
 EXACT = ["fp32", "fp16", "bf16", "int8"]
 SHAPES = [(1,), (255,), (256,), (257,), (3, 1000), (2, 3, 64), (0,)]

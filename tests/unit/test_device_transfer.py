@@ -16,11 +16,11 @@ from node.model.stage_work import StageWork
 from node.model.transfer import CudaTransfer, Deferred, DeviceTransfer, Pending, transfer_for
 from node.pipeline.incoming import IncomingTensors
 from node.serving import choose_device
-from protocol.codec import Encoded, as_read, encode
+from protocol.codecs.codec import Encoded, as_read, encode
 from protocol.errors import NonFinite, Refused
-from protocol.manifest import Manifest, load_preset
 from protocol.messages import Message
-from protocol.rpc import Request
+from protocol.rpc.rpc import Request
+from protocol.run.manifest import Manifest, load_preset
 
 T = TypeVar("T")
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from bootstrap.inspect.diagnosing import diagnose, last_lines
 from bootstrap.inspect.redacting import Redactor
 from node.storage.state_directory import StateDirectory
 from node.watch.events import OURS
-from protocol.identity import Identity
+from protocol.records.identity import Identity
 from tests.swarm.micro import FOREVER, run_swarm, training
 
 PEER = Identity.from_seed("a volunteer").peer_id

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from protocol.addresses import Whereabouts
 from protocol.ground import PeerId
-from protocol.identity import Identity
+from protocol.records.addresses import Whereabouts
+from protocol.records.identity import Identity
 from protocol.transport.dialling import LONGEST_PAUSE, MOST_PEERS, Dials
 
 ABROAD = Whereabouts(frozenset(), False)

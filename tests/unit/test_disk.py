@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from protocol.keeping import advice_for
+from protocol.files.keeping import advice_for
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from node.machine.checkup import (
     ulimits,
 )
 from node.machine.limits import Room
-from protocol.announcement import LinkReport
-from protocol.identity import Identity
+from protocol.records.announcement import LinkReport
+from protocol.records.identity import Identity
 
 GIB = 2**30
 AT = "/ip4/11.0.113.7/tcp/31337"

@@ -23,7 +23,7 @@ from node.data.tokenizer import ByteTokenizer, Ids, identity_of, load_tokenizer
 from node.membership.data_source import DataSupply
 from node.storage.state_directory import StateDirectory
 from node.watch.events import Events
-from protocol.manifest import BYTES, Manifest, manifest_from
+from protocol.run.manifest import BYTES, Manifest, manifest_from
 from protocol.windows import amount
 from tests.swarm.micro import micro_manifest
 from tests.unit import corpora

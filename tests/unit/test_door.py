@@ -12,23 +12,12 @@ import torch
 from bootstrap.lab.in_memory.memory import MemoryTransport
 from node.model.compute import InlineCompute, Priority
 from node.pipeline.inference import AT_ONCE, IDLE_SECONDS, SHARE, Leftover
-from protocol.announcement import Announcement, stage_key
-from protocol.channel import HALF_FRAME_SECONDS
-from protocol.codec import encode
-from protocol.door import (
-    LONGEST_TURN,
-    OWN,
-    VISITOR_BYTES,
-    VISITOR_PLACES,
-    VISITOR_STREAMS,
-    VISITORS,
-    Door,
-)
+from protocol.access.peer_limits import Allowance
+from protocol.codecs.codec import encode
 from protocol.errors import PeerUnreachable, Refused
-from protocol.frames import FrameType, write_frame
 from protocol.ground import PeerId
-from protocol.identity import Identity
 from protocol.messages import Asker, Asks, Done
+from protocol.messages.frame import FrameType
 from protocol.messages.peers import (
     GetStatePiece,
     GetStats,
@@ -39,9 +28,21 @@ from protocol.messages.peers import (
     TokenizerPiece,
 )
 from protocol.messages.training import Forward, Propose, Ready
-from protocol.peer_limits import Allowance
-from protocol.records import seal_record
-from protocol.rpc import Answer, Request, Rpc, Traffic
+from protocol.records.announcement import Announcement, stage_key
+from protocol.records.identity import Identity
+from protocol.records.records import seal_record
+from protocol.rpc.channel import HALF_FRAME_SECONDS
+from protocol.rpc.door import (
+    LONGEST_TURN,
+    OWN,
+    VISITOR_BYTES,
+    VISITOR_PLACES,
+    VISITOR_STREAMS,
+    VISITORS,
+    Door,
+)
+from protocol.rpc.frames import write_frame
+from protocol.rpc.rpc import Answer, Request, Rpc, Traffic
 from tests.unit.two_peers import Two, after, forward, in_virtual_time, say_done, two_peers
 
 LIFE = 60.0

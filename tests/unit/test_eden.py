@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from scipy.linalg import hadamard
 from scipy.stats import norm
 
-from protocol import eden
-from protocol.codec import Encoded, as_read, encode, nbytes_of, require_finite_values
+from protocol.codecs import eden
+from protocol.codecs.codec import Encoded, as_read, encode, nbytes_of, require_finite_values
+from protocol.codecs.kernels import BLOCK
 from protocol.errors import CodecError
-from protocol.kernels import BLOCK
 
 # codec: squared error by squared norm expected of a block, and at most in a block made against the fixed rotation
 ERRORS = {"eden4": (0.0096, 0.564), "eden2": (0.1332, 23.1)}

@@ -10,7 +10,7 @@ from node.model.replica import Replica
 from node.model.stage_work import StageWork
 from node.model.transfer import transfer_for
 from node.rounds.effect import LEAST, LEAST_VOTES, Effect, bounded_mean
-from protocol.codec import as_read
+from protocol.codecs.codec import as_read
 from protocol.ground import PeerId
 from tests.swarm.micro import micro_batch, micro_manifest
 

@@ -20,15 +20,15 @@ SETTINGS = {
     "node/machine/hours.py",
     "node/machine/limits.py",
     "node/machine/listening.py",
-    "protocol/manifest.py",
-    "protocol/model.py",
+    "protocol/run/manifest.py",
+    "protocol/run/model.py",
 }
 # which only name the place of another error, and repeat what it says
 REPEATING = {
     "bootstrap/export/fetching.py",
     "node/config.py",
     "node/machine/listening.py",
-    "protocol/manifest.py",
+    "protocol/run/manifest.py",
 }
 # which end no command
 ELSEWHERE = {

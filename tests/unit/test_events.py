@@ -90,7 +90,7 @@ def test_both_the_terminal_and_the_log_show_so_many_lines_a_minute(
         try:
             raise KeyError("what a peer has sent")
         except KeyError:
-            logging.getLogger("protocol.answering").exception("Failed to answer %s", "predict")
+            logging.getLogger("protocol.rpc.answering").exception("Failed to answer %s", "predict")
     for text in (logged.read_text(), capfd.readouterr().err):
         assert text.count("Traceback") == text.count("Failed to answer predict") == 20
 

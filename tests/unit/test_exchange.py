@@ -11,9 +11,9 @@ import torch
 from node.model.replica import Replica
 from node.rounds.exchanges import PIECES_PER_JOB
 from node.rounds.meeting import Pair
-from protocol.codec import encode
-from protocol.manifest import Manifest
+from protocol.codecs.codec import encode
 from protocol.messages.training import Contribute
+from protocol.run.manifest import Manifest
 from tests.swarm.micro import run_swarm
 from tests.unit.test_device_transfer import EncodingTransfer
 from tests.unit.two_ends import OVERLAPS, PIECE, agree, mean_delta, mean_phi, two_ends, whole_round

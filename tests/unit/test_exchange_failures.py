@@ -12,10 +12,10 @@ import torch
 from node.model.compute import Priority
 from node.model.replica import Replica
 from node.rounds.meeting import Pair
-from protocol.codec import encode
+from protocol.codecs.codec import encode
 from protocol.errors import CodecError, PeerUnreachable, Refused
 from protocol.messages.training import Contribute
-from protocol.rpc import Request
+from protocol.rpc.rpc import Request
 from tests.swarm.micro import run_swarm
 from tests.unit.two_ends import OVERLAPS, PIECE, agree, alone, assert_alone, two_ends, whole_round
 

@@ -11,10 +11,10 @@ import torch
 from node.model.replica import Replica
 from node.rounds.exchanges import Exchanges
 from node.rounds.meeting import Pair
-from protocol.codec import Encoded, encode
+from protocol.codecs.codec import Encoded, encode
+from protocol.codecs.kernels import BLOCK
+from protocol.codecs.near_codecs import BITS
 from protocol.errors import CodecError
-from protocol.kernels import BLOCK
-from protocol.near_codecs import BITS
 from tests.swarm.micro import run_swarm
 from tests.unit.test_device_transfer import EncodingTransfer
 from tests.unit.test_exchange import AtOnce

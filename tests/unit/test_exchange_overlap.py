@@ -11,7 +11,7 @@ import torch
 
 from bootstrap.lab.in_memory.memory_link import Link
 from node.rounds.meeting import Pair
-from protocol.codec import Encoded, encode
+from protocol.codecs.codec import Encoded, encode
 from protocol.messages.training import Contribute
 from tests.swarm.micro import run_swarm
 from tests.unit.two_ends import PIECE, End, agree, two_ends

@@ -19,7 +19,7 @@ from node.model.memory_model import estimated, least_in_flight, memory_of_buffer
 from node.model.replica import Replica
 from node.model.resources import GIB
 from protocol.errors import UserError
-from protocol.manifest import Manifest, load_preset
+from protocol.run.manifest import Manifest, load_preset
 
 CPU = torch.device("cpu")
 LARGE = load_preset("llama-1.3b")

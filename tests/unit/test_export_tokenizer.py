@@ -16,7 +16,7 @@ from bootstrap.export.model_config import config_of
 from bootstrap.export.tokenizer import fingerprint_of, tokenizer_of_run
 from bootstrap.tools_cli import app
 from node.data.tokenizer import FileTokenizer, identity_of
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 from tests.pretrained import saved_model
 from tests.swarm.micro import micro_manifest
 from tests.unit.tokenizer_kinds import END, Kind

@@ -30,9 +30,9 @@ from node.storage.checkpoint_files import (
 )
 from node.storage.state_directory import StateDirectory
 from protocol.errors import StateError
-from protocol.identity import Identity
-from protocol.keeping import MOST_JSON_BYTES
-from protocol.lineage import MOST_BEGINNINGS, Lineage
+from protocol.files.keeping import MOST_JSON_BYTES
+from protocol.records.identity import Identity
+from protocol.records.lineage import MOST_BEGINNINGS, Lineage
 
 RUN, SIZE, STAGE = "run-1", 64, 1
 HUGE = 10**30

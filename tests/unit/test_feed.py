@@ -19,7 +19,7 @@ from node.data.prefetch import Feed, FeedReport, microbatches_ahead
 from node.data.tokenizer import ByteTokenizer, Ids
 from node.watch.events import Events
 from protocol.errors import DataError
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 from tests.swarm.micro import MadeUpDocuments, micro_manifest
 
 MANIFEST = micro_manifest()

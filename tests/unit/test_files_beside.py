@@ -13,7 +13,7 @@ import pytest
 from bootstrap.creating.choosing import kept_tokenizer, with_tokenizer
 from node.storage.state_directory import StateDirectory
 from protocol.errors import StateError
-from protocol.keeping import descriptor_of, one_after_another, own, replace_whole, require_writable
+from protocol.files.keeping import descriptor_of, one_after_another, own, replace_whole, require_writable
 from tests.swarm.micro import micro_manifest
 from tests.unit.tokenizers_made_here import bpe
 

@@ -31,9 +31,9 @@ from node.model.resources import GIB
 from node.model.stage_work import StageWork
 from node.model.transfer import DeviceTransfer, transfer_for
 from node.pipeline.incoming import IncomingTensors
-from protocol.codec import encode
+from protocol.codecs.codec import encode
 from protocol.errors import Refused, ResourceError
-from protocol.manifest import Manifest, load_preset
+from protocol.run.manifest import Manifest, load_preset
 
 LARGE = load_preset("llama-125m")
 

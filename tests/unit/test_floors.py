@@ -29,6 +29,9 @@ FLOORS = (
 )
 PACKAGES = ("protocol", "node", "bootstrap")
 LAB = "bootstrap.lab"
+# of protocol/, lowest first; those of one line do not know of each other. Below them are the modules at its top.
+WINGS = ({"files", "codecs"}, {"records"}, {"run"}, {"access"}, {"transport", "messages"}, {"rpc"})
+MOST_AT_THE_TOP = 5
 
 
 def imports_of(file: Path) -> Iterator[str]:
@@ -117,6 +120,29 @@ def test_packages_import_one_way(package: str) -> None:
         if module.split(".")[0] in above
     ]
     assert climbing == []
+
+
+def wing_of(module: str) -> str:
+    """Return the folder of protocol/ in which a module is; empty for one at its top."""
+    parts = module.split(".")
+    return parts[1] if parts[1:] and (ROOT / "protocol" / parts[1]).is_dir() else ""
+
+
+def test_the_wings_of_protocol_import_one_way() -> None:
+    level = {wing: floor for floor, wings in enumerate(WINGS) for wing in wings} | {"": -1}
+    climbing = [
+        f"{name} imports {module}"
+        for name, imported in arrows(of_types=True).items()
+        for module in imported
+        if name.startswith("protocol.") and wing_of(name) != wing_of(module)
+        if level[wing_of(module)] >= level[wing_of(name)]
+    ]
+    assert climbing == []
+
+
+def test_protocol_has_a_small_ground_floor() -> None:
+    at_the_top = {file.stem for file in (ROOT / "protocol").glob("*.py")} - {"__init__"}
+    assert len(at_the_top) <= MOST_AT_THE_TOP, at_the_top
 
 
 def test_nothing_outside_the_lab_imports_it() -> None:

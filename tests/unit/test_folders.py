@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from protocol import folders
 from protocol.errors import ResourceError
-from protocol.folders import (
+from protocol.files import folders
+from protocol.files.folders import (
     CACHES,
     LONGEST_FOR_SOCKETS,
     folder_for_sockets,
@@ -135,7 +135,7 @@ def test_caches_go_to_the_service_or_for_want_of_a_home_to_the_node(
 
 def test_all_that_is_written_beside_goes_through_one_file() -> None:
     """No other file of ours asks for temporary files, names their folders, or expands a home by itself."""
-    allowed = {"protocol/folders.py", "node/machine/home.py"}
+    allowed = {"protocol/files/folders.py", "node/machine/home.py"}
     for path in [
         path for folder in ("protocol", "node", "bootstrap") for path in (ROOT / folder).rglob("*.py")
     ]:

@@ -15,10 +15,10 @@ from bootstrap.creating.run import found
 from bootstrap.found_cli import app
 from node.membership.view import Member
 from node.model.stage import described_parameters
-from protocol.announcement import Announcement, State
 from protocol.errors import ManifestError
-from protocol.identity import Identity
-from protocol.manifest import PRESETS, load_preset
+from protocol.records.announcement import Announcement, State
+from protocol.records.identity import Identity
+from protocol.run.manifest import PRESETS, load_preset
 
 
 def test_a_vocabulary_of_which_bytes_would_use_nothing_is_refused_with_the_way_out(tmp_path: Path) -> None:

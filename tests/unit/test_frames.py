@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import messages
-from protocol.codec import CODECS, Encoded, encode
+from protocol.codecs.codec import CODECS, Encoded, encode
 from protocol.errors import PeerUnreachable, WireError
-from protocol.frames import MAGIC, MAX_HEADER_BYTES, MAX_TENSORS, Frame, FrameType, read_frame, write_frame
 from protocol.ground import Buffer
-from protocol.identity import Identity
 from protocol.messages import Done, Message, Progress, peers, training
+from protocol.messages.frame import Frame, FrameType
 from protocol.messages.peers import (
     Copies,
     GetCopies,
@@ -86,7 +85,9 @@ from protocol.messages.training import (
     SitOut,
     Unread,
 )
-from protocol.receipts import signed_receipt
+from protocol.records.identity import Identity
+from protocol.records.receipts import signed_receipt
+from protocol.rpc.frames import MAGIC, MAX_HEADER_BYTES, MAX_TENSORS, read_frame, write_frame
 from protocol.transport.base import Stream
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from node.machine.limits import parse_rate
 from node.serving import config_of
 from node.storage.state_directory import StateDirectory
 from protocol.errors import UserError
-from protocol.manifest import load_preset
+from protocol.run.manifest import load_preset
 from protocol.transport.base import Transport
 
 NOW = 1.8e9  # seconds since 1970

@@ -10,9 +10,9 @@ import pytest
 
 from bootstrap.local.nodes import LocalPlan
 from bootstrap.local.swarm import have_finished
-from protocol.announcement import State
-from protocol.manifest import load_preset
 from protocol.messages.peers import NodeStats
+from protocol.records.announcement import State
+from protocol.run.manifest import load_preset
 
 
 def at(stage: int, state: State = "finished") -> NodeStats:

@@ -27,13 +27,13 @@ from node.membership.hearsay import (
 )
 from node.membership.membership import Membership
 from node.membership.view import Member, View
-from protocol.announcement import Announcement, record_key, stage_key
-from protocol.door import Door
 from protocol.ground import PeerId, Record
-from protocol.identity import Identity
 from protocol.messages.peers import GetRecord, GetRecords, Introduce, Records, SharedRecord
-from protocol.records import seal_record
-from protocol.rpc import Answer, Request
+from protocol.records.announcement import Announcement, record_key, stage_key
+from protocol.records.identity import Identity
+from protocol.records.records import seal_record
+from protocol.rpc.door import Door
+from protocol.rpc.rpc import Answer, Request
 from tests.unit.two_peers import Two, in_virtual_time, two_peers
 
 LIFE = 60.0

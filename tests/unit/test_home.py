@@ -27,7 +27,7 @@ from node.data.tokenizer_files import read_tokenizer
 from node.machine.home import at_home
 from node.model.pretrained import Pretrained
 from protocol.errors import CheckpointError, UserError
-from protocol.manifest import load_toml, preset_text
+from protocol.run.manifest import load_toml, preset_text
 
 PATHS = [name for name, field in NodeConfig.model_fields.items() if "Path" in str(field.annotation)]
 BOM = "\ufeff"

@@ -20,11 +20,11 @@ from bootstrap.inspect.seen import Seen
 from bootstrap.inspect.status import RunStatus, as_json, shown
 from bootstrap.inspect.table import MOST_ROWS
 from node.membership.view import Member
-from protocol.announcement import Announcement
 from protocol.ground import MOST_COUNT, PeerId
-from protocol.identity import Identity
-from protocol.manifest import load_preset
 from protocol.messages.peers import Awaited, History, HistoryPoint, LossBest, LossTrend, NodeStats
+from protocol.records.announcement import Announcement
+from protocol.records.identity import Identity
+from protocol.run.manifest import load_preset
 from tests.unit.test_verdict import node, pairs
 
 MANIFEST = load_preset("tiny")

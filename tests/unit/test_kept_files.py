@@ -32,12 +32,12 @@ from node.model.flat import StageState
 from node.storage.checkpoint_files import Checkpoint
 from node.storage.state_directory import StateDirectory
 from node.watch.health import SOCKET_FILE, Unwell, look
+from protocol.access.revocations import Revocations, mark_of
 from protocol.errors import StateError, UserError
-from protocol.identity import Identity
-from protocol.keeping import Lock, create_whole, own, replace_whole
-from protocol.manifest import Manifest
-from protocol.revocations import Revocations, mark_of
-from protocol.signed_manifest import SignedManifest
+from protocol.files.keeping import Lock, create_whole, own, replace_whole
+from protocol.records.identity import Identity
+from protocol.run.manifest import Manifest
+from protocol.run.signed_manifest import SignedManifest
 from tests.swarm.micro import micro_manifest
 from tests.unit.tokenizers_made_here import bpe
 

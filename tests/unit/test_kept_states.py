@@ -13,7 +13,7 @@ from node.model.flat import StageState
 from node.state.copy_keeper import copies_in
 from node.storage.checkpoint_files import Checkpoint, path_of
 from node.storage.state_directory import StateDirectory
-from protocol.lineage import Lineage
+from protocol.records.lineage import Lineage
 
 NOW = 1_800_000_000.0
 

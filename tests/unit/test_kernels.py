@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import codec, kernels
+from protocol.codecs import codec, kernels
 
 numbers = st.floats(width=32, allow_nan=False, allow_infinity=False)
 vectors = hnp.arrays(np.float32, st.integers(1, 3 * kernels.BLOCK), elements=numbers)

@@ -13,10 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.eden import rotation
-from protocol.errors import CodecError
-from protocol.kernels import BLOCK
-from protocol.lattice import (
+from protocol.codecs.eden import rotation
+from protocol.codecs.kernels import BLOCK
+from protocol.codecs.lattice import (
     MOST_POINTS,
     LatticePoints,
     as_sent,
@@ -30,10 +29,11 @@ from protocol.lattice import (
     to_lattice,
     to_lattice_there,
 )
-from protocol.near_codecs import SPANNED
-from protocol.nearby import as_sent as as_sent_near
-from protocol.nearby import encode_near
-from protocol.nearby import read_beside as read_near
+from protocol.codecs.near_codecs import SPANNED
+from protocol.codecs.nearby import as_sent as as_sent_near
+from protocol.codecs.nearby import encode_near
+from protocol.codecs.nearby import read_beside as read_near
+from protocol.errors import CodecError
 
 BITS = sorted(SPANNED)
 SEED = 7

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.announcement import Announcement, open_announcement
 from protocol.ground import PeerId
-from protocol.lineage import MOST_BEGINNINGS, SAME_SECONDS, UNDATED, Lineage, together_within
-from protocol.manifest import load_preset
-from protocol.signed_manifest import SignedManifest, canonical_bytes
+from protocol.records.announcement import Announcement, open_announcement
+from protocol.records.lineage import MOST_BEGINNINGS, SAME_SECONDS, UNDATED, Lineage, together_within
+from protocol.run.manifest import load_preset
+from protocol.run.signed_manifest import SignedManifest, canonical_bytes
 
 LIFETIME = 45.0
 BEGUN = 1_700_000_000.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from node.membership.stage_choice import LinkTable, Volumes, excess_seconds
-from protocol.announcement import LinkReport
 from protocol.ground import PeerId
+from protocol.records.announcement import LinkReport
 
 VOLUMES = Volumes(activations=1_000, exchange=10_000, microbatches=1, inner_steps=5)
 ME = PeerId("1" * 50 + "me")

@@ -24,12 +24,12 @@ from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.table import Picture, headline
 from bootstrap.lab.placement.scenario import read_scenario
 from node.membership.view import Member
-from protocol.announcement import Announcement, LinkReport
 from protocol.errors import StateError
 from protocol.ground import PeerId
-from protocol.identity import Identity
-from protocol.manifest import load_preset
 from protocol.messages.peers import NodeStats
+from protocol.records.announcement import Announcement, LinkReport
+from protocol.records.identity import Identity
+from protocol.run.manifest import load_preset
 
 TINY = load_preset("tiny")
 A, B, C = sorted(Identity.from_seed("link map", number).peer_id for number in range(3))

@@ -25,17 +25,17 @@ from node.links.links import (
     pause_after,
 )
 from node.links.probing import MOST_BYTES, MOST_PROBES, WINDOW_SECONDS, ProbeAllowance
-from protocol.announcement import (
+from protocol.errors import RecordError, WireError
+from protocol.ground import PeerId, Record
+from protocol.messages.peers import MAX_PROBE_BYTES, NodeStats
+from protocol.records.announcement import (
     AT_LEAST,
     MOST_PUBLISHED,
     MOST_TOLD,
     Announcement,
     LinkReport,
 )
-from protocol.errors import RecordError, WireError
-from protocol.ground import PeerId, Record
-from protocol.messages.peers import MAX_PROBE_BYTES, NodeStats
-from protocol.records import MAX_RECORD_BYTES
+from protocol.records.records import MAX_RECORD_BYTES
 
 MB = 1_000_000
 

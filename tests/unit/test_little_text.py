@@ -25,7 +25,7 @@ from bootstrap.tools_cli import app as tools
 from node.config import NodeConfig
 from node.data.opening import DataPlan, open_data
 from protocol.errors import DataError, NothingHeldOut
-from protocol.manifest import Manifest, load_preset
+from protocol.run.manifest import Manifest, load_preset
 from tests.swarm.micro import micro_manifest
 from tests.unit.corpora import as_jsonl
 

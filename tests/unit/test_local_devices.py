@@ -11,7 +11,7 @@ import torch
 from bootstrap.local.devices import devices_told
 from bootstrap.local.nodes import LocalPlan
 from protocol.errors import UserError
-from protocol.manifest import load_preset
+from protocol.run.manifest import load_preset
 
 
 @pytest.fixture

@@ -26,11 +26,11 @@ from node.machine.devices import GB, Device
 from node.machine.limits import Room
 from node.membership.view import Member
 from node.model.resources import STARTING, least_memory
-from protocol.announcement import Announcement, State
-from protocol.identity import Identity
-from protocol.manifest import load_preset
 from protocol.messages.peers import NodeStats
-from protocol.signed_manifest import SignedManifest
+from protocol.records.announcement import Announcement, State
+from protocol.records.identity import Identity
+from protocol.run.manifest import load_preset
+from protocol.run.signed_manifest import SignedManifest
 
 LARGE = load_preset("llama-125m")
 SIGNED = SignedManifest.sign(LARGE, Identity.from_seed("owner"))

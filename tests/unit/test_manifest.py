@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import ManifestError
-from protocol.identity import Identity
-from protocol.manifest import PRESETS, Manifest, load_preset, load_toml, manifest_from, preset_text
-from protocol.signed_manifest import MAX_MANIFEST_BYTES, SignedManifest, canonical_bytes
+from protocol.records.identity import Identity
+from protocol.run.manifest import PRESETS, Manifest, load_preset, load_toml, manifest_from, preset_text
+from protocol.run.signed_manifest import MAX_MANIFEST_BYTES, SignedManifest, canonical_bytes
 from tests.published import published_text, published_tiny
 
 OWNER = Identity.from_seed("owner of the run")

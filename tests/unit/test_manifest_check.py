@@ -17,11 +17,11 @@ from bootstrap.checking.report import AssumedLinks, Report, report_on
 from node.machine.limits import size
 from node.model.resources import memory_needed
 from node.model.stage import parameter_count
-from protocol.codec import nbytes_of
+from protocol.codecs.codec import nbytes_of
 from protocol.errors import ManifestError
-from protocol.identity import Identity
-from protocol.manifest import PRESETS, Manifest, load_preset, load_toml, manifest_from, preset_text
-from protocol.signed_manifest import SignedManifest
+from protocol.records.identity import Identity
+from protocol.run.manifest import PRESETS, Manifest, load_preset, load_toml, manifest_from, preset_text
+from protocol.run.signed_manifest import SignedManifest
 from tests.published import published_text, published_tiny
 
 TINY = published_tiny()

@@ -14,7 +14,7 @@ from bootstrap.creating import init_cli
 from bootstrap.creating.init_cli import MEANINGS, toml_of
 from bootstrap.creating.run import found
 from bootstrap.found_cli import app
-from protocol.manifest import PRESETS, Manifest, load_preset, load_toml, manifest_from
+from protocol.run.manifest import PRESETS, Manifest, load_preset, load_toml, manifest_from
 
 MOST_QUESTIONS = 8
 

@@ -20,7 +20,7 @@ from node.data.opening import DataPlan, open_data
 from node.data.tokenizer import Tokenizer as TrainingTokenizer
 from node.data.tokenizer import identity_of, load_tokenizer
 from protocol.errors import DataError
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 from tests.swarm.micro import MadeUpDocuments, micro_manifest, micro_text
 from tests.unit.corpora import as_jsonl
 from tests.unit.test_ways_to_name import FORMS

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from node.membership.ledger import ACQUAINTED_SECONDS, OFTEN_WRONG, PROOFS, thinned
 from node.membership.view import MAX_SUSPECT_SECONDS, SUSPECT_SECONDS, View
-from protocol.announcement import Announcement, State
 from protocol.errors import RecordError
 from protocol.ground import PeerId, Record
+from protocol.records.announcement import Announcement, State
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 

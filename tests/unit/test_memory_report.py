@@ -13,7 +13,7 @@ from bootstrap.checking.report import AssumedLinks, fit_of, memory_figures, repo
 from node.machine.devices import DEVICES, GB, Device
 from node.model.resources import least_memory, memory_needed
 from node.model.stage import parameter_count, work_of
-from protocol.manifest import load_preset
+from protocol.run.manifest import load_preset
 
 SMALL, LARGE = load_preset("llama-125m"), load_preset("llama-6.8b")
 

@@ -14,10 +14,10 @@ from bootstrap.dashboard.metrics import exposition
 from bootstrap.dashboard.wording import Wording
 from bootstrap.inspect.observer import Sighting
 from node.membership.view import Member
-from protocol.announcement import Announcement
-from protocol.identity import Identity
-from protocol.manifest import load_preset
 from protocol.messages.peers import LossBest, NodeStats
+from protocol.records.announcement import Announcement
+from protocol.records.identity import Identity
+from protocol.run.manifest import load_preset
 
 MONITORING = Path(__file__).parents[2] / "docker" / "monitoring"
 TINY = load_preset("tiny")

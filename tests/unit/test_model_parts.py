@@ -36,8 +36,8 @@ from node.model.replica import PIECE_PARAMETERS
 from node.model.stage import parameter_count
 from protocol.errors import DataError, TokenizerError, UserError
 from protocol.ground import PeerId
-from protocol.manifest import PRESETS, as_toml, load_preset, manifest_from
-from protocol.receipts import Contribution
+from protocol.records.receipts import Contribution
+from protocol.run.manifest import PRESETS, as_toml, load_preset, manifest_from
 from protocol.version import own_version
 from tests.swarm.micro import micro_manifest
 from tests.unit.tokenizers_made_here import bpe

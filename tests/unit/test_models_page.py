@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from bootstrap.export.model_config import FAMILIES as ARCHITECTURES
 from node.model.stage import parameter_shapes, work_of
-from protocol.cut import head_work, layer_work
-from protocol.manifest import PRESETS, Manifest, load_preset
-from protocol.model import ROPE_MAY, ROPE_NEEDS, Family, Model, Rope, RopeType
+from protocol.run.cut import head_work, layer_work
+from protocol.run.manifest import PRESETS, Manifest, load_preset
+from protocol.run.model import ROPE_MAY, ROPE_NEEDS, Family, Model, Rope, RopeType
 from tests.pretrained import transformers_config
 from tests.swarm.micro import micro_manifest
 

@@ -18,7 +18,7 @@ from node.model.stage import parameter_count, parameter_shapes
 from node.state.transfer import within_piece
 from node.state.witnesses import are_possible
 from protocol.errors import ManifestError
-from protocol.manifest import Manifest, as_toml, load_preset
+from protocol.run.manifest import Manifest, as_toml, load_preset
 from tests.unit.replicas import manifest_cut, replicas_of, train_step, weights_of
 
 MUON = {"inner__optimizer": "muon", "inner__clip_norm": 1.0}

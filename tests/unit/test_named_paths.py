@@ -28,7 +28,7 @@ from node.machine.named import Use, is_there, quoted, require_use, shown
 from node.model.pretrained import Pretrained
 from node.watch.events import JsonLines
 from protocol.errors import MEND, CheckpointError, DataError, StateError, UserError
-from protocol.manifest import load_toml
+from protocol.run.manifest import load_toml
 from tests.unit import corpora
 from tests.unit.test_data import without_privileges
 

@@ -10,8 +10,8 @@ from flooding.grammar import KINDS, batch_of
 
 from bootstrap.lab.in_memory.memory import MemoryTransport
 from protocol.errors import NolocoError
-from protocol.identity import Identity
-from protocol.rpc import Traffic
+from protocol.records.identity import Identity
+from protocol.rpc.rpc import Traffic
 from tests.unit.test_door import a_door, requests
 from tests.unit.two_peers import in_virtual_time, say_done
 

@@ -20,9 +20,9 @@ from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.seen import Finding, Seen, Severity
 from bootstrap.inspect.status import RunStatus, shown
 from node.watch.words import clock_time
-from protocol.identity import Identity
-from protocol.manifest import load_preset
 from protocol.messages.peers import Awaited, LossBest
+from protocol.records.identity import Identity
+from protocol.run.manifest import load_preset
 from tests.unit.test_verdict import FALLS, RISES, node, pairs
 
 ROOT = Path(__file__).parents[2]

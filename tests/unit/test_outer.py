@@ -20,10 +20,10 @@ from node.model.outer import (
     stationary_covariance,
     stationary_variance,
 )
-from protocol.kernels import BLOCK
-from protocol.lattice import as_sent, cell_for, distance_of, to_lattice
-from protocol.manifest import gamma_bound
-from protocol.near_codecs import BITS, SPARE, kept_apart
+from protocol.codecs.kernels import BLOCK
+from protocol.codecs.lattice import as_sent, cell_for, distance_of, to_lattice
+from protocol.codecs.near_codecs import BITS, SPARE, kept_apart
+from protocol.run.manifest import gamma_bound
 from tests.unit.outer_reference import outer_step_reference
 
 PUBLISHED = OuterSettings(alpha=0.5, beta=0.7, gamma=0.7)

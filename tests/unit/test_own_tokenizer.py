@@ -11,7 +11,7 @@ from bootstrap.creating.choosing import RunOptions
 from bootstrap.creating.probing import probe
 from bootstrap.tools_cli import app
 from node.data.tokenizer import FileTokenizer, end_of_text_in
-from protocol.manifest import load_preset
+from protocol.run.manifest import load_preset
 
 SENTENCES = "Der Bär wohnt im Wald und isst Beeren; 中文 🙂.\nThe cat sat on the mat, and then it ran away.\n"
 

@@ -15,7 +15,7 @@ import pytest
 
 from bootstrap.lab.in_memory.memory import MemoryTransport
 from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable
-from protocol.identity import Identity
+from protocol.records.identity import Identity
 from protocol.transport.base import Handler, Stream
 from protocol.transport.passing_on import (
     IDLE_SECONDS,

@@ -9,12 +9,12 @@ import pytest
 
 from node.membership.past import DAYS, MOST_BYTES, MOST_OF_STAGE, MOST_WITNESSES, Past
 from node.membership.view import Member
-from protocol.announcement import Announcement, record_key
 from protocol.ground import PeerId
-from protocol.identity import Identity
-from protocol.lineage import Lineage
 from protocol.messages.peers import MOST_SHARED, PastRecord
-from protocol.records import MAX_RECORD_BYTES, seal_record
+from protocol.records.announcement import Announcement, record_key
+from protocol.records.identity import Identity
+from protocol.records.lineage import Lineage
+from protocol.records.records import MAX_RECORD_BYTES, seal_record
 
 RUN, TOTAL, LIFETIME = "run", 1_000, 45.0
 NOW = 1_700_000_000.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import WireError
-from protocol.identity import Identity, peer_id_of
 from protocol.messages import Message
 from protocol.messages.peers import NodeStats
 from protocol.messages.training import Evaluate, Forward, Predict, Return, RollCall
+from protocol.records.identity import Identity, peer_id_of
 
 PEER = Identity.from_seed("a peer").peer_id
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from protocol.errors import RecordError
 from protocol.ground import PeerId
-from protocol.identity import Identity
-from protocol.placement_plan import (
+from protocol.records.identity import Identity
+from protocol.run.placement_plan import (
     LONGEST,
     MAX_PLAN_BYTES,
     MOST_PLANNED,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from protocol.peer_limits import BUDGET, FEWEST, MOST, RequestLimiter, places_for
+from protocol.access.peer_limits import BUDGET, FEWEST, MOST, RequestLimiter, places_for
 
 
 @pytest.mark.parametrize(

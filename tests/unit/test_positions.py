@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from bootstrap.creating.choosing import RunOptions
 from bootstrap.creating.positions import longer_than_positions
 from bootstrap.tools_cli import app
-from protocol.manifest import PRESETS, load_preset, preset_text
+from protocol.run.manifest import PRESETS, load_preset, preset_text
 from tests.pretrained import saved_model
 from tests.swarm.micro import micro_manifest
 

@@ -26,10 +26,10 @@ from node.model.pretrained import Pretrained, load_stage
 from node.model.replica import Replica
 from node.model.stage import parameter_shapes
 from protocol.errors import CheckpointError, ManifestError
-from protocol.identity import Identity
-from protocol.manifest import Manifest, preset_text
-from protocol.model import Family
-from protocol.signed_manifest import SignedManifest
+from protocol.records.identity import Identity
+from protocol.run.manifest import Manifest, preset_text
+from protocol.run.model import Family
+from protocol.run.signed_manifest import SignedManifest
 from tests.pretrained import saved_model, transformers_config
 from tests.swarm.micro import micro_manifest
 from tests.unit.whole_models import VARIANTS

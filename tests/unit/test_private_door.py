@@ -13,19 +13,20 @@ import pytest
 
 from node.membership.entry import guard
 from node.membership.revoking import Revoking
-from protocol.admission import Admission
-from protocol.door import STRANGER, Door
+from protocol.access.admission import Admission
+from protocol.access.peer_limits import Bans
+from protocol.access.revocations import Revocations, mark_of
+from protocol.access.tokens import Token
 from protocol.errors import Refused
-from protocol.frames import FrameType, read_frame, write_frame
 from protocol.ground import PeerId
-from protocol.identity import Identity, public_key_of
 from protocol.messages import Asker, Asks, Done
+from protocol.messages.frame import FrameType
 from protocol.messages.peers import GetRevoked, Introduce
-from protocol.peer_limits import Bans
-from protocol.revocations import Revocations, mark_of
-from protocol.rpc import Answer, Request
-from protocol.signed_manifest import SignedManifest
-from protocol.tokens import Token
+from protocol.records.identity import Identity, public_key_of
+from protocol.rpc.door import STRANGER, Door
+from protocol.rpc.frames import read_frame, write_frame
+from protocol.rpc.rpc import Answer, Request
+from protocol.run.signed_manifest import SignedManifest
 from tests.unit.test_door import CALLER, requests
 from tests.unit.test_frames import EXAMPLES
 from tests.unit.test_tokens import OWNER, RUN, signed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.compatibility import order_of
+from protocol.rpc.compatibility import order_of
 from protocol.version import commit_of_checkout
 
 

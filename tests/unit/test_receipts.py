@@ -11,9 +11,9 @@ from bootstrap.export.checkpoint import markdown_text
 from node.giving import ledger as ledger_module
 from node.giving.ledger import ContributionLedger
 from protocol.errors import WireError
-from protocol.identity import Identity
 from protocol.messages.peers import ReceiptList
-from protocol.receipts import Receipt, added_up, shown_name, signed_receipt
+from protocol.records.identity import Identity
+from protocol.records.receipts import Receipt, added_up, shown_name, signed_receipt
 
 RUN = "run"
 MOST = 10**9, 10**6

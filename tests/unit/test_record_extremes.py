@@ -21,11 +21,11 @@ from node.membership.view import Member, View
 from node.pipeline.gradient_screen import lag
 from node.rounds.pace import others_among, steps_of_round
 from node.state.copies import is_recent
-from protocol.announcement import Announcement, Claim, stage_key
 from protocol.errors import RecordError
 from protocol.ground import PeerId, Record
-from protocol.identity import Identity
-from protocol.lineage import UNDATED
+from protocol.records.announcement import Announcement, Claim, stage_key
+from protocol.records.identity import Identity
+from protocol.records.lineage import UNDATED
 from tests.unit.test_hostile_records import board_of, on_a_terminal
 
 RUN, NOW, LIFETIME, STAGES = "r", 1.7e9, 60.0, 2

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from protocol.errors import RecordError
 from protocol.ground import Record
-from protocol.identity import Identity
-from protocol.records import (
+from protocol.records.identity import Identity
+from protocol.records.records import (
     CLOCK_SLACK,
     MAX_LIFETIME,
     MAX_RECORD_BYTES,

@@ -12,9 +12,9 @@ from bootstrap.dashboard.replaying import SILENT_SECONDS, board_of
 from bootstrap.local.summary import Summary
 from node.watch.events import JsonLines
 from protocol.errors import StateError
-from protocol.identity import Identity
-from protocol.manifest import load_preset
-from protocol.signed_manifest import SignedManifest
+from protocol.records.identity import Identity
+from protocol.run.manifest import load_preset
+from protocol.run.signed_manifest import SignedManifest
 
 TINY = load_preset("tiny")
 PEERS = [Identity.from_seed("replay", number).peer_id for number in range(4)]

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 from node.model.inner import learning_rate
 from node.model.outer import OuterSettings, contribution, outer_step
 from node.model.replica import Replica
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 from tests.pretrained import transformers_config
 from tests.swarm.micro import micro_manifest
 from tests.unit.replicas import (

@@ -25,7 +25,7 @@ from node.model.stage import parameter_count
 from node.storage.checkpoint_files import path_of
 from node.storage.state_directory import StateDirectory
 from protocol.errors import ResourceError
-from protocol.manifest import load_preset
+from protocol.run.manifest import load_preset
 
 LARGE = load_preset("llama-6.8b")
 

@@ -11,17 +11,17 @@ import torch
 from bootstrap.lab.in_memory.memory import MemoryTransport
 from bootstrap.lab.in_memory.memory_link import Link
 from bootstrap.lab.in_memory.virtual_time import run_virtual
-from protocol.codec import encode
+from protocol.access.peer_limits import BAN_AFTER_STRIKES, MOST
+from protocol.codecs.codec import encode
 from protocol.errors import (
     PeerUnreachable,
     Refused,
     WireError,
 )
-from protocol.identity import Identity
 from protocol.messages import Done
 from protocol.messages.training import Forward, Gradient, Ready
-from protocol.peer_limits import BAN_AFTER_STRIKES, MOST
-from protocol.rpc import IDLE_SECONDS, Answer, Request, Rpc, Traffic
+from protocol.records.identity import Identity
+from protocol.rpc.rpc import IDLE_SECONDS, Answer, Request, Rpc, Traffic
 from tests.unit.two_peers import after, forward, gradient, in_virtual_time, say_done, two_peers
 
 # --- good manners ----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bootstrap.lab.in_memory.memory_link import Link
-from protocol.codec import Encoded, encode
+from protocol.codecs.codec import Encoded, encode
 from protocol.errors import (
     DeadlineExceeded,
     PeerUnreachable,
@@ -17,8 +17,8 @@ from protocol.errors import (
 from protocol.messages import Done
 from protocol.messages.peers import GetStateIndex, Introduce
 from protocol.messages.training import Forward, Ready
-from protocol.patience import FRAME_SECONDS
-from protocol.rpc import Answer, Request, Traffic
+from protocol.rpc.patience import FRAME_SECONDS
+from protocol.rpc.rpc import Answer, Request, Traffic
 from tests.unit.two_peers import after, forward, in_virtual_time, say_done, two_peers
 
 SLOW = Link(latency=0.01, bandwidth=1e6)  # bytes a second

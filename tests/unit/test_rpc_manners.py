@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from bootstrap.lab.in_memory.memory import MemoryTransport
-from protocol.channel import HALF_FRAME_SECONDS, SLOWEST_RATE
-from protocol.codec import encode
+from protocol.access.peer_limits import BAN_AFTER_STRIKES, BAN_SECONDS
+from protocol.codecs.codec import encode
 from protocol.errors import (
     CodecError,
     DeadlineExceeded,
@@ -21,13 +21,14 @@ from protocol.errors import (
     WireError,
     legible,
 )
-from protocol.frames import MAGIC, FrameType, read_frame, write_frame
-from protocol.identity import Identity
 from protocol.messages import Done
+from protocol.messages.frame import FrameType
 from protocol.messages.training import Forward, Ready
-from protocol.patience import FEW_SIGNS
-from protocol.peer_limits import BAN_AFTER_STRIKES, BAN_SECONDS
-from protocol.rpc import Answer, Request, Rpc, Traffic
+from protocol.records.identity import Identity
+from protocol.rpc.channel import HALF_FRAME_SECONDS, SLOWEST_RATE
+from protocol.rpc.frames import MAGIC, read_frame, write_frame
+from protocol.rpc.patience import FEW_SIGNS
+from protocol.rpc.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.base import Stream
 from tests.unit.two_peers import Two, after, forward, idle, in_virtual_time, say_done, two_peers
 

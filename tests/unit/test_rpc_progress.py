@@ -10,14 +10,15 @@ import torch
 
 from bootstrap.lab.in_memory.memory import MemoryTransport
 from bootstrap.lab.in_memory.memory_link import Link
-from protocol.codec import encode
+from protocol.codecs.codec import encode
 from protocol.errors import DeadlineExceeded, PeerUnreachable, WireError
-from protocol.frames import FrameType, read_frame, write_frame
-from protocol.identity import Identity
 from protocol.messages import Progress
+from protocol.messages.frame import FrameType
 from protocol.messages.training import Forward, Gradient, Ready
-from protocol.patience import FRAME_SECONDS, Patience
-from protocol.rpc import Answer, Request, Rpc, Traffic
+from protocol.records.identity import Identity
+from protocol.rpc.frames import read_frame, write_frame
+from protocol.rpc.patience import FRAME_SECONDS, Patience
+from protocol.rpc.rpc import Answer, Request, Rpc, Traffic
 from tests.unit.two_peers import Two, after, forward, gradient, idle, in_virtual_time, say_done, two_peers
 
 NARROW = Link(latency=0.01, bandwidth=1e5)  # bytes a second

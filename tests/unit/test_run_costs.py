@@ -15,7 +15,7 @@ from bootstrap.checking.costs import Cost, Limit, Prices, cost_of, step_time
 from bootstrap.checking.manifest_cli import app
 from bootstrap.checking.report import AssumedLinks, report_of, speed_of
 from node.machine.devices import DEVICES, Device, Timed
-from protocol.manifest import Manifest, load_preset
+from protocol.run.manifest import Manifest, load_preset
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from pipelines.chain import manifest_of

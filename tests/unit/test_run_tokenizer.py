@@ -15,11 +15,11 @@ from bootstrap.found_cli import app
 from node.data.tokenizer import identity_of
 from node.membership.data_source import RunTokenizer
 from protocol.errors import TokenizerError
-from protocol.identity import Identity
-from protocol.manifest import BYTES, load_preset
 from protocol.messages.peers import TokenizerPiece
-from protocol.piece_hashes import PieceHashes
-from protocol.signed_manifest import SignedManifest
+from protocol.records.identity import Identity
+from protocol.run.manifest import BYTES, load_preset
+from protocol.run.piece_hashes import PieceHashes
+from protocol.run.signed_manifest import SignedManifest
 from tests.swarm.micro import micro_manifest
 from tests.unit.tokenizer_kinds import Kind
 from tests.unit.tokenizers_made_here import bpe

@@ -9,9 +9,9 @@ import pytest
 
 from node.first_state import OLD_ROUNDS, FirstState
 from node.membership.view import View
-from protocol.announcement import Announcement
 from protocol.ground import PeerId
-from protocol.lineage import Lineage
+from protocol.records.announcement import Announcement
+from protocol.records.lineage import Lineage
 from tests.swarm.micro import micro_manifest
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.model.inner import learning_rate
-from protocol.manifest import Inner, load_preset
+from protocol.run.manifest import Inner, load_preset
 
 PUBLISHED = load_preset("llama-125m").inner
 

@@ -22,8 +22,8 @@ from node.machine.limits import Room
 from node.membership.capacity import Peer
 from node.model.resources import too_little
 from node.model.stage import parameter_count
-from protocol.identity import Identity
-from protocol.manifest import load_preset
+from protocol.records.identity import Identity
+from protocol.run.manifest import load_preset
 from tests.placement_cases import given_scenario
 
 TINY = load_preset("tiny")

@@ -16,8 +16,8 @@ from bootstrap.inspect.setbacks import NEWS_SECONDS
 from bootstrap.inspect.verdict import in_a_word, verdict
 from node.watch.words import ago, clock_time, waiting_sentence
 from protocol.errors import WireError
-from protocol.identity import Identity
 from protocol.messages.peers import Awaited, LossBest, NodeStats
+from protocol.records.identity import Identity
 from tests.unit.test_verdict import node, pairs
 
 NOON = 1_800_014_400.0  # 15 January 2027, 12:00 in UTC

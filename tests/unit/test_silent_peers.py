@@ -13,11 +13,11 @@ from bootstrap.lab.in_memory.memory_link import Link
 from bootstrap.lab.in_memory.memory_network import MemoryNetwork
 from node.membership.joining import LEAST_PATIENCE, PROBE_DEADLINE, patience, serve_greeting, silent
 from protocol.ground import PeerId
-from protocol.identity import Identity
-from protocol.manifest import load_preset
 from protocol.messages.peers import Hello, Welcome
-from protocol.rpc import Answer, Request, Rpc
-from protocol.signed_manifest import SignedManifest
+from protocol.records.identity import Identity
+from protocol.rpc.rpc import Answer, Request, Rpc
+from protocol.run.manifest import load_preset
+from protocol.run.signed_manifest import SignedManifest
 from tests.unit.two_peers import in_virtual_time
 
 

@@ -25,9 +25,9 @@ from node.pipeline.routing import Router
 from node.rounds.meeting import Proposal, RoundProgress
 from node.rounds.pairing import Pairing
 from node.rounds.search_events import Asker
-from protocol.announcement import Announcement
 from protocol.errors import ScenarioError
 from protocol.ground import PeerId
+from protocol.records.announcement import Announcement
 from protocol.transport.base import COPIES
 
 ASKED = "proposals to one replica, deviations above the mean"

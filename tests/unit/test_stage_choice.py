@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from node.membership.capacity import Peer, peer_of, surveyed
 from node.membership.stage_choice import Arrival, better_stage, choose_stage
 from node.membership.view import Member
-from protocol.announcement import Announcement
 from protocol.ground import PeerId
+from protocol.records.announcement import Announcement
 
 counts = st.lists(st.integers(0, 6), min_size=1, max_size=6)
 ME = PeerId("me")

@@ -18,10 +18,10 @@ from node.model.flat import StageState
 from node.storage.checkpoint_files import Checkpoint, read
 from node.storage.state_directory import MAX_PEER_BOOK, StateDirectory
 from protocol.errors import ManifestError, StateError
-from protocol.identity import Identity
-from protocol.lineage import Lineage
-from protocol.manifest import load_preset
-from protocol.signed_manifest import SignedManifest
+from protocol.records.identity import Identity
+from protocol.records.lineage import Lineage
+from protocol.run.manifest import load_preset
+from protocol.run.signed_manifest import SignedManifest
 
 RUN = "run-1"
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.seen import Seen
 from bootstrap.inspect.status import RunStatus, as_json, shown
-from protocol.manifest import load_preset
+from protocol.run.manifest import load_preset
 from tests.unit.test_verdict import FALLS, node, pairs, silent
 
 MANIFEST = load_preset("tiny")

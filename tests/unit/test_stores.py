@@ -21,7 +21,7 @@ from node.data.documents import Split, StoredDocuments, stored_documents
 from node.data.shelf import MOST_BYTES, most_bytes
 from node.data.store import INDEX, MARK, TEXT, Mark, write_store
 from protocol.errors import DataError
-from protocol.keeping import one_after_another
+from protocol.files.keeping import one_after_another
 from tests.unit import corpora
 
 DOCUMENTS = corpora.made_up(30)

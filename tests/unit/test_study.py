@@ -25,7 +25,7 @@ from bootstrap.lab.simulation.study import (
     tables_of,
 )
 from protocol.errors import DataError
-from protocol.manifest import load_preset
+from protocol.run.manifest import load_preset
 
 SHORT = [
     "learning",

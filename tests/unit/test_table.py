@@ -16,10 +16,10 @@ from bootstrap.local.summary import Summary
 from node.machine.devices import peak_of
 from node.membership.view import Member
 from node.watch.device_use import _of_gpu, device_use
-from protocol.announcement import Announcement
 from protocol.errors import WireError
-from protocol.identity import Identity
 from protocol.messages.peers import NodeStats
+from protocol.records.announcement import Announcement
+from protocol.records.identity import Identity
 
 PEER = Identity.from_seed("table").peer_id
 

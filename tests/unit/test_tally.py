@@ -15,11 +15,11 @@ from node.machine.duty import Duty
 from node.membership.view import View
 from node.model.replica import Replica
 from node.watch.counting import MAX_COUNTED, Tally
-from protocol.frames import MAX_HEADER_BYTES
 from protocol.ground import PeerId
-from protocol.identity import Identity
-from protocol.lineage import UNDATED
 from protocol.messages.peers import MOST_TOLD_PEERS, NodeStats
+from protocol.records.identity import Identity
+from protocol.records.lineage import UNDATED
+from protocol.rpc.frames import MAX_HEADER_BYTES
 from tests.swarm.micro import micro_manifest
 
 PEERS = [Identity.from_seed("met", number).peer_id for number in range(5_000)]

@@ -24,8 +24,8 @@ from node.watch.screen import Screen
 from node.watch.time_use import Idle, TimeUse
 from node.watch.trace import TraceFile, Track
 from node.watch.words import count, duration
-from protocol.identity import Identity
 from protocol.messages.peers import LossTrend
+from protocol.records.identity import Identity
 
 
 class FakeClock:

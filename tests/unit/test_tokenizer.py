@@ -17,7 +17,7 @@ from node.data.tokenizer import (
 )
 from node.data.tokenizer_files import read_tokenizer
 from protocol.errors import ManifestError, TokenizerError
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 from tests.swarm.micro import micro_manifest
 from tests.unit.tokenizers_made_here import TEXT, bpe, text_of
 

@@ -9,16 +9,16 @@ from typing import Any
 import msgpack
 import pytest
 
-from protocol.admission import Admission
-from protocol.announcement import Announcement, open_announcement, record_key
+from protocol.access.admission import Admission
+from protocol.access.revocations import MAX_REVOCATIONS_BYTES, MOST_REVOKED, Revocations, mark_of
+from protocol.access.tokens import MAX_CREDENTIAL_BYTES, MAX_TOKEN_CHARACTERS, SERIAL_BYTES, Delegation, Token
 from protocol.errors import ManifestError, RecordError, TokenError
 from protocol.ground import MOST_TIME
-from protocol.identity import Identity
-from protocol.manifest import Access, load_preset, manifest_from
-from protocol.records import seal_record
-from protocol.revocations import MAX_REVOCATIONS_BYTES, MOST_REVOKED, Revocations, mark_of
-from protocol.signed_manifest import SignedManifest
-from protocol.tokens import MAX_CREDENTIAL_BYTES, MAX_TOKEN_CHARACTERS, SERIAL_BYTES, Delegation, Token
+from protocol.records.announcement import Announcement, open_announcement, record_key
+from protocol.records.identity import Identity
+from protocol.records.records import seal_record
+from protocol.run.manifest import Access, load_preset, manifest_from
+from protocol.run.signed_manifest import SignedManifest
 
 NOW = 1_000_000.0
 DAY = 86_400.0

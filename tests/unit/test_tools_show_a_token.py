@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from bootstrap.tools_cli import app
 from node.membership.entry import TokenSource
+from protocol.access.tokens import Token
 from protocol.errors import TokenError
-from protocol.identity import Identity
-from protocol.tokens import Token
+from protocol.records.identity import Identity
 
 TOKEN = Token.issue("f" * 32, Identity.from_seed("a run"), None, 1, 1e10).to_text()
 ADDRESS = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWB1nCVQyW3BE4zaVYJexq3mR44ZNQQNjX5Q1yseqVU9z4"

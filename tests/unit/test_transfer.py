@@ -11,10 +11,10 @@ from node.model.compute import InlineCompute
 from node.model.replica import PIECE_PARAMETERS, Replica
 from node.state.transfer import StateService, fetch_slow_weights
 from node.state.witnesses import DonatedPiece, compared
-from protocol.codec import encode
+from protocol.codecs.codec import encode
 from protocol.errors import JoinError, Refused, WireError
 from protocol.messages.peers import MOST_POSITIONS, GetStateIndex, GetStateSample, StateIndex, StateSample
-from protocol.rpc import Answer, Request
+from protocol.rpc.rpc import Answer, Request
 from tests.swarm.micro import micro_manifest
 from tests.unit.two_peers import in_virtual_time, two_peers
 

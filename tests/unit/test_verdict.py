@@ -12,9 +12,9 @@ from bootstrap.inspect.seen import Finding, Seen, Severity
 from bootstrap.inspect.verdict import in_a_word, tokens_per_second, verdict
 from node.membership.view import Member
 from node.watch.loss_history import HOUR, LossHistory
-from protocol.announcement import Announcement
-from protocol.identity import Identity
 from protocol.messages.peers import LossTrend, NodeStats
+from protocol.records.announcement import Announcement
+from protocol.records.identity import Identity
 
 FALLS = LossTrend(3600.0, 2.31, 2.28, 0.002)
 RISES = LossTrend(1800.0, 2.28, 2.41, 0.01)

@@ -22,33 +22,32 @@ from node.membership.view import Member, View
 from node.storage import checkpoint_files
 from node.storage.checkpoint_files import Checkpoint, contents_of, path_of, read
 from node.storage.state_directory import StateDirectory
-from protocol.announcement import Announcement, Claim, LinkReport, record_key
-from protocol.compatibility import (
+from protocol.access.peer_limits import BAN_AFTER_STRIKES
+from protocol.access.revocations import Revocations
+from protocol.access.tokens import SERIAL_BYTES
+from protocol.errors import LaterVersion, ManifestError, NolocoError, Refused, WireError
+from protocol.files.keeping import FORMAT, FORMAT_FILE, format_of, own
+from protocol.ground import PeerId, Record
+from protocol.messages import Asks, Done, Message
+from protocol.messages.peers import Awaited, Hello, LossBest, LossTrend, NodeStats
+from protocol.messages.training import Ready
+from protocol.records.announcement import Announcement, Claim, LinkReport, record_key
+from protocol.records.identity import Identity
+from protocol.records.receipts import signed_receipt
+from protocol.records.records import seal_record
+from protocol.rpc.compatibility import (
     BOUNDARY,
     EXCHANGE,
     FEATURES,
-    MINOR,
-    PROTOCOL,
     UNTOLD,
     Spoken,
     in_common,
     what_to_upgrade,
 )
-from protocol.errors import LaterVersion, ManifestError, NolocoError, Refused, WireError
-from protocol.ground import PeerId, Record
-from protocol.identity import Identity
-from protocol.keeping import FORMAT, FORMAT_FILE, format_of, own
-from protocol.manifest import Manifest, load_preset
-from protocol.messages import Asks, Done, Message
-from protocol.messages.peers import Awaited, Hello, LossBest, LossTrend, NodeStats
-from protocol.messages.training import Ready
-from protocol.peer_limits import BAN_AFTER_STRIKES
-from protocol.receipts import signed_receipt
-from protocol.records import seal_record
-from protocol.revocations import Revocations
-from protocol.rpc import Answer, Request, Traffic
-from protocol.signed_manifest import _SIGNATURE_DOMAIN, SignedManifest
-from protocol.tokens import SERIAL_BYTES
+from protocol.rpc.rpc import Answer, Request, Traffic
+from protocol.run.manifest import Manifest, load_preset
+from protocol.run.signed_manifest import _SIGNATURE_DOMAIN, SignedManifest
+from protocol.version import MINOR, PROTOCOL
 from tests.fuzz.decoders import DECODERS
 from tests.unit.test_frames import EXAMPLES, MESSAGES
 from tests.unit.test_frames import read as read_frame
@@ -84,8 +83,8 @@ def test_a_format_that_has_changed_has_a_number_and_an_example() -> None:
     changed = differences(kept_formats(), formats())
     assert not changed, (
         f"What travels or is kept is not as in tests/versions/{last_kept()}: {', '.join(changed)}. Count MINOR "
-        "up in protocol/compatibility.py (PROTOCOL, where peers of the version before could not work with this one; "
-        "FORMAT in protocol/keeping.py, where it could not go on from a directory of this one), say in CHANGELOG.md "
+        "up in protocol/version.py (PROTOCOL, where peers of the version before could not work with this one; FORMAT "
+        "in protocol/files/keeping.py, where it could not go on from a directory of this one), say in CHANGELOG.md "
         "what changes for whom, and keep an example: python -m tests.versions"
     )
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from node.pipeline.inference import ONWARD_MOST
-from protocol.codec import encode
-from protocol.door import VISITOR_PLACES
+from protocol.codecs.codec import encode
 from protocol.errors import Refused
 from protocol.ground import PeerId
 from protocol.messages.training import Evaluate, Evaluated
-from protocol.rpc import Answer, Request, Rpc
-from protocol.visitor_places import GIVES_WAY_SECONDS, VisitorPlaces
+from protocol.rpc.door import VISITOR_PLACES
+from protocol.rpc.rpc import Answer, Request, Rpc
+from protocol.rpc.visitor_places import GIVES_WAY_SECONDS, VisitorPlaces
 from tests.swarm.micro import FOREVER, guest_of, peer_of, run_swarm, stage_nodes, training
 from tests.unit.two_peers import in_virtual_time
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.admission import LEAST_VISITORS, VISIT_SECONDS, Admission
+from protocol.access.admission import LEAST_VISITORS, VISIT_SECONDS, Admission
+from protocol.access.revocations import Revocations, mark_of
+from protocol.access.tokens import Token
 from protocol.errors import RecordError
 from protocol.ground import PeerId
-from protocol.identity import Identity
-from protocol.revocations import Revocations, mark_of
-from protocol.tokens import Token
+from protocol.records.identity import Identity
 from tests.unit.test_tokens import ALICE, BOB, NOW, OWNER, RUN, Clock, admission, token
 
 

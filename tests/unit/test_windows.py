@@ -17,16 +17,16 @@ from node.links.links import LinkEstimate, Links
 from node.membership.view import View
 from node.model.compute import InlineCompute, Priority
 from node.model.replica import Replica
-from protocol.admission import Admission
-from protocol.announcement import Announcement
-from protocol.door import Door
+from protocol.access.admission import Admission
+from protocol.access.peer_limits import BAN_AFTER_STRIKES, Allowance, Bans, Inflow, PeerTable, RequestLimiter
+from protocol.access.tokens import Token
 from protocol.ground import PeerId
 from protocol.messages import Asker, Traffic
 from protocol.messages.training import Ready
-from protocol.peer_limits import BAN_AFTER_STRIKES, Allowance, Bans, Inflow, PeerTable, RequestLimiter
-from protocol.rpc import Answer, Request
+from protocol.records.announcement import Announcement
+from protocol.rpc.door import Door
+from protocol.rpc.rpc import Answer, Request
 from protocol.supervision import Supervisor
-from protocol.tokens import Token
 from protocol.windows import amount, counted, short, window
 from tests.swarm.micro import micro_manifest
 from tests.unit.test_tokens import ALICE, OWNER, RUN, signed

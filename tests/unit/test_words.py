@@ -13,12 +13,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.addresses import seed_place
-from protocol.errors import RecordError, TokenError, UserError
-from protocol.identity import Identity
-from protocol.transport.peer_at import _peer_in
-from protocol.word_exchange import InvitersSide, NewcomersSide
-from protocol.words import (
+from protocol.access.word_exchange import InvitersSide, NewcomersSide
+from protocol.access.words import (
     MAX_SEALED_BYTES,
     MESSAGE_BYTES,
     MOST_CHARACTERS,
@@ -28,6 +24,10 @@ from protocol.words import (
     known_words,
     read_words,
 )
+from protocol.errors import RecordError, TokenError, UserError
+from protocol.records.addresses import seed_place
+from protocol.records.identity import Identity
+from protocol.transport.peer_at import _peer_in
 
 WORDS = "blue-walnut-lamp"
 STRANGE_NAME = [("2.5.29.17", bytes.fromhex("3004a3020500"))]  # subjectAltName: an x400Address

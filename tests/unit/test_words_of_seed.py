@@ -26,16 +26,17 @@ from bootstrap.creating.words_of_seed import (
 from bootstrap.lab.in_memory.memory import MemoryTransport
 from bootstrap.tools_cli import app as tools
 from node.membership.by_words import exchange
+from protocol.access.tokens import Token
+from protocol.access.word_exchange import NewcomersSide
+from protocol.access.words import LIFE_SECONDS, MOST_TRIES, PROOF_BYTES, read_words
 from protocol.errors import MEND, JoinError, NolocoError, Refused, TokenError
-from protocol.frames import FrameType, read_frame, write_frame
-from protocol.identity import Identity
-from protocol.manifest import Access, load_preset
 from protocol.messages import Traffic
+from protocol.messages.frame import FrameType
 from protocol.messages.peers import Invited, ProveWords, TryWords, WordsTried
-from protocol.rpc import Answer, Request, Rpc
-from protocol.tokens import Token
-from protocol.word_exchange import NewcomersSide
-from protocol.words import LIFE_SECONDS, MOST_TRIES, PROOF_BYTES, read_words
+from protocol.records.identity import Identity
+from protocol.rpc.frames import read_frame, write_frame
+from protocol.rpc.rpc import Answer, Request, Rpc
+from protocol.run.manifest import Access, load_preset
 from tests.unit.test_commands_speak import PEER as ADDRESS
 from tests.unit.test_commands_speak import TOKEN
 from tests.unit.test_tokens import OWNER, RUN

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from bootstrap.creating.choosing import RunOptions
 from node.model.pretrained import Pretrained
 from protocol.errors import CheckpointError, ManifestError
-from protocol.manifest import preset_text
+from protocol.run.manifest import preset_text
 from tests.pretrained import saved_model
 from tests.unit.test_pretrained import replicas_of, run_of
 from tests.unit.tokenizers_made_here import bpe

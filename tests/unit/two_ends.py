@@ -23,9 +23,9 @@ from node.rounds.pace import Standing
 from node.rounds.rounds import Rounds
 from node.watch.events import Events
 from protocol.ground import PeerId
-from protocol.identity import Identity
 from protocol.messages.training import Contribute, Unread
-from protocol.rpc import Rpc, Traffic
+from protocol.records.identity import Identity
+from protocol.rpc.rpc import Rpc, Traffic
 from tests.swarm.micro import micro_manifest
 
 PIECE = 1024

@@ -12,11 +12,11 @@ from bootstrap.lab.in_memory.memory import MemoryTransport
 from bootstrap.lab.in_memory.memory_link import Link
 from bootstrap.lab.in_memory.memory_network import MemoryNetwork
 from bootstrap.lab.in_memory.virtual_time import run_virtual
-from protocol.identity import Identity
 from protocol.messages import Done
 from protocol.messages.training import Forward, Gradient, Ready
-from protocol.patience import Patience
-from protocol.rpc import Answer, Request, Rpc, Traffic
+from protocol.records.identity import Identity
+from protocol.rpc.patience import Patience
+from protocol.rpc.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.base import Stream
 
 

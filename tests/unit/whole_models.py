@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from bootstrap.export.model_config import FAMILIES
 from node.model.stage import Stage, logits_through
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 from tests.pretrained import transformers_config
 from tests.swarm.micro import micro_manifest
 

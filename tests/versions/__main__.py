@@ -1,6 +1,6 @@
 """python -m tests.versions: keep an example of all that this version sends, signs and writes to disk.
 
-Run it when a format has changed and `MINOR` in protocol/compatibility.py was counted up; commit what it writes. Two
+Run it when a format has changed and `MINOR` in protocol/version.py was counted up; commit what it writes. Two
 nodes train a micro model for some seconds, and what they leave behind is kept, with keys that nothing else uses.
 """
 
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgpack
 
-from protocol.announcement import Announcement
-from protocol.manifest import as_toml
-from protocol.signed_manifest import SignedManifest
+from protocol.records.announcement import Announcement
+from protocol.run.manifest import as_toml
+from protocol.run.signed_manifest import SignedManifest
 from tests.fuzz.make_corpus import examples
 from tests.real.daemons import NodeDaemon, SeedDaemon
 from tests.versions.formats import FORMATS, VERSIONS, formats

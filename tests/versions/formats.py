@@ -16,7 +16,11 @@ from pydantic import BaseModel
 from node.giving.ledger import ContributionLedger
 from node.storage.checkpoint_files import CHECKPOINT_FORMAT, FACTS, LINEAGE_FACTS, TENSORS
 from node.storage.state_directory import WRITTEN
-from protocol.announcement import (
+from protocol.access.revocations import revoked_key
+from protocol.access.tokens import SERIAL_BYTES, Invitation, Token
+from protocol.files.keeping import FORMAT
+from protocol.messages import Message, peers, training  # noqa: F401  (they make the messages known)
+from protocol.records.announcement import (
     Announcement,
     Claim,
     bucket_key,
@@ -25,16 +29,13 @@ from protocol.announcement import (
     record_key,
     stage_key,
 )
-from protocol.compatibility import FEATURES, LINE_BYTES, MINOR, PROTOCOL, UNTOLD, VERSION_PROTOCOL
-from protocol.identity import Identity
-from protocol.keeping import FORMAT
-from protocol.manifest import Manifest
-from protocol.messages import Message, peers, training  # noqa: F401  (they make the messages known)
-from protocol.placement_plan import PlacementPlan, plan_key
-from protocol.receipts import signed_receipt
-from protocol.revocations import revoked_key
-from protocol.signed_manifest import SignedManifest
-from protocol.tokens import SERIAL_BYTES, Invitation, Token
+from protocol.records.identity import Identity
+from protocol.records.receipts import signed_receipt
+from protocol.rpc.compatibility import FEATURES, LINE_BYTES, UNTOLD, VERSION_PROTOCOL
+from protocol.run.manifest import Manifest
+from protocol.run.placement_plan import PlacementPlan, plan_key
+from protocol.run.signed_manifest import SignedManifest
+from protocol.version import MINOR, PROTOCOL
 from tests.fuzz.decoders import OWNER, RUN
 from tests.fuzz.make_corpus import examples
 from tests.unit.test_frames import read

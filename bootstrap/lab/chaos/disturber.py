@@ -21,7 +21,7 @@ from bootstrap.lab.chaos import faults
 from bootstrap.local.nodes import LocalNode
 from bootstrap.local.swarm import LocalSwarm
 from node.watch.health import SOCKET_FILE
-from protocol.folders import folders_of_others
+from protocol.files.folders import folders_of_others
 from protocol.supervision import Supervisor
 
 PERIOD_SECONDS = 15.0  # between the beginnings of two faults

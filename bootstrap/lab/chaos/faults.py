@@ -25,7 +25,7 @@ time.time = lambda: _true_time() + 3600 * _asked["hours"]
 
 def ask(directory: Path, hours: float = 0.0, nan: bool = False) -> None:
     """Ask the node of this state directory for faults from now on; without arguments, for none."""
-    from protocol.keeping import replace_whole  # this module comes before all others
+    from protocol.files.keeping import replace_whole  # this module comes before all others
 
     replace_whole(directory / FILE_NAME, json.dumps({"hours": hours, "nan": float(nan)}).encode())
 

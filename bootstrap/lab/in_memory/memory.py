@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from bootstrap.lab.in_memory.memory_link import Link, LinkModel
 from bootstrap.lab.in_memory.memory_network import EPOCH, InMemoryPeer, MemoryNetwork
 from bootstrap.lab.in_memory.memory_stream import MemoryStream, StreamLimits
-from protocol.admission import Admission
+from protocol.access.admission import Admission
 from protocol.errors import (
     DeadlineExceeded,
     NolocoError,
@@ -24,8 +24,8 @@ from protocol.errors import (
     UserError,
 )
 from protocol.ground import PeerId, Record
-from protocol.identity import Identity, public_key_of
-from protocol.records import expiry, key_digest, open_record, seal_record
+from protocol.records.identity import Identity, public_key_of
+from protocol.records.records import expiry, key_digest, open_record, seal_record
 from protocol.supervision import Supervisor, all_of
 from protocol.transport.base import COPIES, Handler, Stream, Transport
 from protocol.windows import counted, short, window

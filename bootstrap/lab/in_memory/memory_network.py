@@ -9,10 +9,10 @@ from typing import Protocol
 
 from bootstrap.lab.in_memory.memory_link import Faults, Link, LinkModel
 from bootstrap.lab.in_memory.memory_stream import MemoryStream, Pipe, StreamLimits, Uplink
-from protocol.admission import Admission
+from protocol.access.admission import Admission
 from protocol.errors import PeerUnreachable, RecordError, UserError
 from protocol.ground import PeerId, Record
-from protocol.records import open_record
+from protocol.records.records import open_record
 from protocol.windows import counted, window
 
 EPOCH = 1_700_000_000.0  # what now() says when the loop's clock says 0

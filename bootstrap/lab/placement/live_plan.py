@@ -26,11 +26,11 @@ from node.membership.discovery import DHT_DEADLINE
 from node.model.stage import work_of
 from protocol.errors import JoinError, RecordError, ScenarioError, StateError, UserError, later
 from protocol.ground import PeerId
-from protocol.identity import Identity
-from protocol.manifest import Manifest
-from protocol.placement_plan import PlacementPlan, open_plan, plan_key
-from protocol.records import MAX_LIFETIME
-from protocol.signed_manifest import SignedManifest
+from protocol.records.identity import Identity
+from protocol.records.records import MAX_LIFETIME
+from protocol.run.manifest import Manifest
+from protocol.run.placement_plan import PlacementPlan, open_plan, plan_key
+from protocol.run.signed_manifest import SignedManifest
 
 AS_GOOD = 1.05  # of the cost: links are measured no better than that, and each move downloads a stage
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from node.model.outer import OuterSettings, contribution, outer_step, stationary_variance
-from protocol.manifest import Outer
+from protocol.run.manifest import Outer
 
 NUMBERS = 8  # of a replica
 SETTINGS = OuterSettings(*Outer().coefficients)

@@ -19,8 +19,8 @@ from node.membership.joining import PROBED_PEERS, patience
 from node.membership.newcomer import INTENTION_LIFETIME, LOOKS, SETTLE_SECONDS
 from node.membership.stage_choice import better_stage, choose_stage
 from node.membership.view import Member
-from protocol.announcement import Announcement, joining_key
 from protocol.ground import PeerId
+from protocol.records.announcement import Announcement, joining_key
 
 if TYPE_CHECKING:
     from bootstrap.lab.simulated_swarm.swarm_world import SwarmWorld

@@ -10,7 +10,7 @@ from bootstrap.lab.simulated_swarm.swarm_peer import RUN_ID, SwarmPeer
 from node.membership.capacity import Move, MovePatience, Peer, next_move, peers_of, surveyed
 from node.membership.moving import LONGEST_CLAIM, PATIENCE, PAUSES, REST, SETTLE_SECONDS, pause_before_look
 from node.membership.view import Member, View
-from protocol.announcement import Announcement, moving_key
+from protocol.records.announcement import Announcement, moving_key
 
 
 def moving(peer: SwarmPeer) -> Iterator[float]:

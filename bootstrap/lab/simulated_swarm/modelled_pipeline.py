@@ -21,8 +21,8 @@ from node.pipeline.next_stage import LEAST_DEADLINE
 from node.pipeline.routing import Router
 from node.pipeline.stage_client import MOST_RETRY_SECONDS, PAUSE_SECONDS, RETRY_SECONDS
 from node.pipeline.two_choices import TwoChoices
-from protocol.answering import PROGRESS_SECONDS
 from protocol.ground import PeerId
+from protocol.rpc.answering import PROGRESS_SECONDS
 
 if TYPE_CHECKING:
     from bootstrap.lab.simulated_swarm.swarm_peer import SwarmPeer

@@ -27,8 +27,8 @@ from node.membership.hearsay import audience
 from node.membership.ledger import Shares
 from node.membership.view import Member, View
 from node.rounds.meeting import Meeting, Pair, Proposal, Refusal
-from protocol.announcement import Announcement, State
 from protocol.ground import PeerId
+from protocol.records.announcement import Announcement, State
 
 if TYPE_CHECKING:
     from bootstrap.lab.simulated_swarm.swarm_world import SwarmWorld
@@ -236,7 +236,7 @@ class SwarmPeer:
         self.world.network.send(self, asker, "pairing", MESSAGE, theirs.answered, proposal, answer)
 
     def _introduced(self, asker: SwarmPeer) -> None:
-        """Note the record of a member that this peer did not know, as `protocol.door` does."""
+        """Note the record of a member that this peer did not know, as `protocol.rpc.door` does."""
         record = asker.record
         if record is not None and not self.view.knows(asker.peer):
             self.view.shown(record)

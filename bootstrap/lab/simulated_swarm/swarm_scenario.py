@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from node.machine.home import at_home
 from node.machine.named import Use, is_there, require_use
 from protocol.errors import ScenarioError
-from protocol.manifest_advice import advice
+from protocol.run.manifest_advice import advice
 
 SWARM_PRESETS = (
     "lab-8", "regional-64", "world-1k", "world-10k",

@@ -15,7 +15,7 @@ import torch
 
 from node.model.replica import Pieces, Replica
 from node.rounds.defence import blocks_of
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 Kind: TypeAlias = Literal["sign-flip", "noise", "constant", "collusion", "inner-product"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -31,7 +31,7 @@ from node.data.sources import DEFAULT_FIELD
 from node.model.passes import evaluate_through
 from node.model.replica import Replica
 from protocol.errors import DataError, NothingHeldOut
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 CURVE_POINTS = 20
 CURVE_SEQUENCES = 64

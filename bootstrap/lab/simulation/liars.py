@@ -26,8 +26,8 @@ from bootstrap.lab.simulation.lying_network import (
 from node.data.batches import Batch, TrainingData
 from node.model.passes import Learned, Passes
 from node.model.replica import Replica
-from protocol.manifest import Manifest
-from protocol.rpc import Rpc
+from protocol.rpc.rpc import Rpc
+from protocol.run.manifest import Manifest
 
 CLIP = 1.5  # the radius that tuned attackers stay inside, as the presets for volunteers have it
 WRONG_PART = 0.1  # of the microbatches whose gradients are wrong

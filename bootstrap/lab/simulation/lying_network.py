@@ -17,15 +17,15 @@ import msgpack
 import torch
 
 from bootstrap.lab.in_memory.memory import MemoryTransport
-from protocol.announcement import MOST_FIGURE, MOST_LEVEL, is_sampled
-from protocol.codec import Encoded, encode
+from protocol.codecs.codec import Encoded, encode
 from protocol.errors import NolocoError, Refused
 from protocol.ground import MOST_COUNT, PeerId
-from protocol.identity import Identity
 from protocol.messages import Asks, Handler, Message, Progress
 from protocol.messages.peers import GetStats
 from protocol.messages.training import Backlog, Contribute, Forward, GetBacklog, Gradient, Release, Unread
-from protocol.rpc import Answer, Request, Rpc
+from protocol.records.announcement import MOST_FIGURE, MOST_LEVEL, is_sampled
+from protocol.records.identity import Identity
+from protocol.rpc.rpc import Answer, Request, Rpc
 
 Honest: TypeAlias = Callable[[Request[Any]], Awaitable[Answer[Any]]]
 Lie: TypeAlias = Callable[[Any, Request[Any], Honest], Awaitable[Answer[Any]]]

@@ -22,7 +22,7 @@ from node.machine.named import Use
 from node.watch.events import set_up_logging
 from node.watch.words import print_wrapped
 from protocol.errors import ManifestError, NolocoError
-from protocol.manifest import BoundaryCodec
+from protocol.run.manifest import BoundaryCodec
 
 CORES = cores()
 MOST_ATTACKERS = 0.5  # of a stage: of more, the others would be the odd ones

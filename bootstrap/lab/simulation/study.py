@@ -21,10 +21,10 @@ from scipy.special import stdtrit
 from bootstrap.display import figure
 from bootstrap.lab.simulation.learning import LearningResult, LearningSetting, simulate, simulate_aloud
 from node.machine.named import is_there, shown, unreadable
+from protocol.codecs.near_codecs import BITS
 from protocol.errors import DataError
-from protocol.keeping import descriptor_of
-from protocol.manifest import Manifest, manifest_from
-from protocol.near_codecs import BITS
+from protocol.files.keeping import descriptor_of
+from protocol.run.manifest import Manifest, manifest_from
 from protocol.windows import amount
 
 Item = TypeVar("Item")

@@ -25,11 +25,11 @@ from node.node_resources import Surroundings
 from node.storage.state_directory import StateDirectory
 from node.watch.events import Events
 from node.watch.trace import NO_TRACE, Trace
-from protocol.identity import Identity
-from protocol.manifest import Manifest
-from protocol.piece_hashes import PieceHashes
-from protocol.rpc import Rpc
-from protocol.signed_manifest import SignedManifest
+from protocol.records.identity import Identity
+from protocol.rpc.rpc import Rpc
+from protocol.run.manifest import Manifest
+from protocol.run.piece_hashes import PieceHashes
+from protocol.run.signed_manifest import SignedManifest
 
 # virtual seconds that one piece of work takes on a peer of speed 1
 WORK_SECONDS: Mapping[Priority, float] = {

@@ -1,0 +1,1 @@
+"""Codecs: tensors as bytes, exact and lossy, on the host and on a GPU."""

@@ -1,0 +1,1 @@
+"""Peers: their keys, addresses and signed records."""

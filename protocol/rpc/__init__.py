@@ -1,0 +1,1 @@
+"""Requests between peers: frames, streams, deadlines, and who is answered."""

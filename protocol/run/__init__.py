@@ -1,0 +1,1 @@
+"""A run: its manifest, signed by its owner, and what the manifest refers to."""
