@@ -11,7 +11,6 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 MOST_WORDS = 60
-MOST_LINES = 130  # of the map: two screens
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -47,8 +46,7 @@ def test_the_glossary_is_short_sorted_and_true() -> None:
     assert named - names_in_the_code() == set()
 
 
-def test_the_map_fits_two_screens_and_names_what_exists() -> None:
+def test_the_map_names_what_exists() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= MOST_LINES
     named = {part for name in re.findall(r"`([A-Za-z_][\w.]*)`", text) for part in name.split(".")}
     assert named - names_in_the_code() - {"noloco", "py"} == set()
