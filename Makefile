@@ -25,7 +25,7 @@ endef
 # Licences of what a node needs: those that let it be given on with MIT-licensed code
 LICENCES := MIT;BSD;Apache;Python Software Foundation;PSF;ISC;Mozilla Public License;MPL;Unlicense;CC0;Public Domain;Zlib;HPND
 
-.PHONY: help swarm test test-long check newest coverage lint bench bench-tiny docs lock audit sbom fuzz image image-test clean
+.PHONY: help swarm test test-long check newest coverage lint bench bench-tiny look pages docs lock audit sbom fuzz image image-test clean
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r target what; do \
@@ -99,6 +99,13 @@ sbom: $(VENV)/.installed  ## build/sbom.json: what a node is made of, for Cyclon
 
 fuzz: $(VENV)/.installed  ## ten minutes: every decoder and whole sessions; goes further with pip install '.[fuzz]'
 	$(BIN)/python -W ignore -m tests.fuzz
+
+look: $(VENV)/.installed  ## a report of what a reader would stumble over: lengths, docstrings, words; nothing fails by it
+	$(BIN)/python -m tests.look
+
+pages: $(VENV)/.installed  ## docs/files.md, docs/answers.md and the counts of docs/walks.md, from the code
+	$(BIN)/python -m tests.pages
+	$(BIN)/python -m tests.unit.test_answers_page
 
 docs: $(VENV)/.installed  ## the pages of docs/ as a site, in build/site; a link that leads nowhere fails it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -171,16 +170,7 @@ def test_every_folder_has_its_floor() -> None:
     assert folders <= set(FLOORS)
 
 
-def test_the_map_names_every_file_and_nothing_else() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    named = {Path(name).name for name in re.findall(r"[\w/]+\.py\b", text)}
-    there = {
-        file.name
-        for folder in (*PACKAGES, "tests", "docker", "benchmarks", "docs")
-        for file in (ROOT / folder).rglob("*.py")
-    }
-    assert named <= there, "files that are gone"
-    mapped = [
-        file for package in PACKAGES for file in (ROOT / package).rglob("*.py") if file.name != "__init__.py"
-    ]
-    assert {file.name for file in mapped} <= named, "files that the map lacks"
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """pytest imports them by their names alone: of two it collects one, and fails when both are asked for."""
+    names = [file.name for file in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))

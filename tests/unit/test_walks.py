@@ -167,16 +167,6 @@ def test_each_step_is_there_and_the_one_before_leads_to_it(heading: str, number:
     assert is_passed_on(steps, number), steps[number]
 
 
-@pytest.mark.parametrize("heading", list(WALKS))
-def test_steps_are_numbered_and_files_are_counted(heading: str) -> None:
-    part = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    numbers = [int(number) for number in re.findall(r"^(\d+)\. ", part, re.MULTILINE)]
-    assert numbers == list(range(1, len(numbers) + 1))
-    told = re.search(r"In (\d+) files\.", part)
-    assert told
-    assert int(told[1]) == len({step.place.file for step in WALKS[heading]})
-
-
 def test_a_step_that_nobody_leads_to_is_found() -> None:
     steps = [
         Step(Place("node/trainer.py", "Trainer._step"), False, ""),
