@@ -38,9 +38,9 @@ from bootstrap.lab.in_memory.virtual_time import run_virtual
 from bootstrap.lab.simulation.learning import loss_along, text_of
 from bootstrap.lab.simulation.study import interval, one_setting
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
-from node.daemon import Node
 from node.data.batches import TrainingData
 from node.model.compute import Priority
+from node.process.daemon import Node
 from node.state import transfer
 from protocol.ground import PeerId
 from protocol.records.identity import Identity

@@ -30,10 +30,10 @@ from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.creating.run import SeedPeer
 from node.config import NodeConfig
-from node.daemon import Node
 from node.machine.limits import keep_freed_memory
 from node.model.compute import ComputeThread
-from node.node_resources import Surroundings
+from node.process.daemon import Node
+from node.service.node_resources import Surroundings
 from node.storage.state_directory import StateDirectory
 from node.watch.events import Events, JsonLines
 from protocol.errors import UserError

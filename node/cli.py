@@ -85,7 +85,7 @@ def node(
     phases = Phases(rewrite=screen.wait if screen is not None else None)
     phases.begin("loading torch")
     with told_while_importing(phases):
-        from node.serving import start
+        from node.process.serving import start
     if words:
         settings = _by_words(settings, words, at)
     gc.freeze()  # what was imported stays: each look at it for cycles would take 150 ms

@@ -1,7 +1,7 @@
 """One replica as the daemon runs it, without training: transport, rpc, matchmaker, rounds and state are real.
 
-An inner step is a small change of θ; everything around it is done as `node.trainer` does it. Measured is what keeps
-a replica from its next inner step: from the end of the last inner step to the new θ in place.
+An inner step is a small change of θ; everything around it is done as `service.trainer` does it. Measured is what
+keeps a replica from its next inner step: from the end of the last inner step to the new θ in place.
 """
 
 from __future__ import annotations

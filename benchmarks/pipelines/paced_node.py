@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from node import cli, service
+from node import cli
 from node.model.stage_work import LossAndAnswer, StageWork
 from node.model.transfer import Pending
+from node.service import service
 
 T = TypeVar("T")
 

@@ -20,8 +20,8 @@ from bootstrap.lab.in_memory.virtual_time import run_virtual
 from bootstrap.lab.placement.scenario import Scenario
 from bootstrap.lab.simulation.learning import text_of
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
-from node.daemon import Node
 from node.model.compute import Priority
+from node.process.daemon import Node
 from protocol.ground import PeerId
 from protocol.run.manifest import Manifest, manifest_from
 

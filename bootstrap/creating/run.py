@@ -34,7 +34,6 @@ from bootstrap.creating.visit_token import RUN_KEY as RUN_KEY
 from bootstrap.creating.visit_token import issued_token, kept_visit_token
 from bootstrap.creating.words_of_seed import INVITATION, OVER, WordAnswers, invite_by_words, words_in_force
 from bootstrap.display import OTHER_ADDRESS_FILE, write_whole
-from node.dashboard_process import dashboard_beside, own_addresses
 from node.data.opening import LOCAL
 from node.machine.processes import on_interrupt
 from node.membership.entry import guard
@@ -46,7 +45,8 @@ from node.membership.tokenizer_peers import serve_tokenizer
 from node.membership.view import View
 from node.membership.ways_in import serve_ways
 from node.model.stage import described_parameters
-from node.node_resources import attempt
+from node.process.dashboard_process import dashboard_beside, own_addresses
+from node.service.node_resources import attempt
 from node.state.copies import CopyService
 from node.state.copy_keeper import MOST_BYTES, CopyKeeper, copies_in, nbytes_of_copies
 from node.storage.state_directory import StateDirectory

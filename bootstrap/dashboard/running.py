@@ -20,10 +20,10 @@ from bootstrap.dashboard.sampling import Givers, Texts
 from bootstrap.dashboard.wording import Wording
 from bootstrap.inspect.credentials import addresses_to_visit
 from bootstrap.inspect.observer import Observer, visit
-from node.dashboard_process import PACKAGES
 from node.machine.limits import optional
 from node.machine.listening import OPEN_TO_ALL, address_of, is_for_this_machine_alone, listen_at
 from node.machine.processes import on_interrupt
+from node.process.dashboard_process import PACKAGES
 from protocol.errors import UserError
 from protocol.run.manifest import Manifest
 from protocol.supervision import Supervisor

@@ -15,7 +15,6 @@ from bootstrap.inspect.credentials import token_finder
 from bootstrap.inspect.large_packets import large_packets
 from bootstrap.inspect.passing_peer import measured_links, members_of, passing_peer
 from bootstrap.inspect.reachability import ask_members, clock, reachability
-from node.first_look import towards
 from node.machine.checkup import (
     CheckResult,
     Interface,
@@ -27,6 +26,7 @@ from node.machine.checkup import (
 from node.machine.limits import tcp_port
 from node.membership.entry import TokenSource, enter
 from node.membership.joining import greet
+from node.process.first_look import towards
 from node.watch.words import print_wrapped, wrapped
 from protocol.errors import ClockError, NolocoError, TokenError, UserError
 from protocol.ground import PeerId

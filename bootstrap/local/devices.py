@@ -6,7 +6,7 @@ from collections import Counter
 
 import torch
 
-from node.serving import choose_device, devices_of
+from node.process.serving import choose_device, devices_of
 from protocol.errors import UserError
 
 

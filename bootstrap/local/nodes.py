@@ -25,7 +25,7 @@ from node.data.sources import DEFAULT_FIELD
 from node.machine.home import at_home
 from node.machine.named import HUB
 from node.machine.processes import die_with_parent
-from node.serving import share_on
+from node.process.serving import share_on
 from protocol.files.keeping import descriptor_of
 from protocol.run.manifest import Manifest
 

@@ -17,11 +17,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from node.command import run_async
-from node.dashboard_process import FLAG, PACKAGES, POLL_SECONDS
 from node.machine.limits import optional
 from node.machine.listening import HERE, OPEN_TO_ALL, address_of, is_for_this_machine_alone, listen_at
 from node.machine.listening import require_place as require_host_and_port
 from node.machine.processes import die_with_parent
+from node.process.dashboard_process import FLAG, PACKAGES, POLL_SECONDS
 from protocol.errors import UserError
 from protocol.files.keeping import descriptor_of
 from protocol.supervision import Supervisor, Tell, all_of

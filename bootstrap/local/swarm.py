@@ -22,9 +22,9 @@ from bootstrap.local.page import LocalPage
 from bootstrap.local.progress import StatusLine, what_nodes_do
 from bootstrap.local.summary import Run, Summary, TokenCount
 from bootstrap.traces import FILE_NAME, merge_traces
-from node.dashboard_process import own_addresses
 from node.data.opening import token_name
 from node.machine.processes import on_interrupt
+from node.process.dashboard_process import own_addresses
 from protocol.errors import StateError, UserError
 from protocol.files.keeping import own
 from protocol.ground import PeerId

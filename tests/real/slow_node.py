@@ -7,9 +7,10 @@ import time
 
 import torch
 
-from node import cli, service
+from node import cli
 from node.model.stage_work import LossAndAnswer, StageWork
 from node.model.transfer import Pending
+from node.service import service
 
 SECONDS = 15.0
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from node.dashboard_process import dashboard_beside
 from node.machine.listening import listen_at
+from node.process.dashboard_process import dashboard_beside
 from protocol.errors import ResourceError
 from tests.swarm.micro import until
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from node.dashboard_process import own_addresses
+from node.process.dashboard_process import own_addresses
 from protocol.errors import ResourceError
 from protocol.records.identity import Identity
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport

@@ -45,7 +45,7 @@ def run_code(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_daemon_and_the_local_swarm_start_without_them() -> None:
-    code = "import node.daemon, node.service, node.serving, bootstrap.local.swarm, bootstrap.inspect.table"
+    code = "import node.process.daemon, node.process.serving, bootstrap.local.swarm, bootstrap.inspect.table"
     done = run_without(OPTIONAL, code)
     assert done.returncode == 0, done.stderr
 

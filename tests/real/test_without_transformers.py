@@ -21,7 +21,7 @@ def done_without(program: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "modules",
     [
-        "node.cli, node.daemon, node.serving",
+        "node.cli, node.process.daemon, node.process.serving",
         "bootstrap.found_cli, bootstrap.creating.run, bootstrap.creating.choosing",
         "bootstrap.inspect.status, bootstrap.inspect.doctor, bootstrap.inspect.link_map",
         "bootstrap.dashboard.running, bootstrap.lab.placement.plan_run, bootstrap.checking.report",

@@ -18,10 +18,10 @@ from bootstrap.lab.in_memory.memory import MemoryTransport
 from bootstrap.lab.in_memory.memory_link import Link, LinkModel
 from bootstrap.lab.in_memory.virtual_time import run_virtual
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
-from node.daemon import Node
 from node.data.batches import Batch, TrainingData
 from node.data.documents import DocumentOrder, Split, content_hash
 from node.data.tokenizer import ByteTokenizer
+from node.process.daemon import Node
 from protocol.ground import PeerId
 from protocol.messages.peers import Introduce
 from protocol.records.announcement import Announcement, stage_key

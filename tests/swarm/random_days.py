@@ -21,9 +21,9 @@ import torch
 
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.context import Context
-from node.first_state import FEW_STEPS, FirstState
 from node.model.replica import Replica
 from node.rounds.gossip import PairAverager
+from node.service.first_state import FEW_STEPS, FirstState
 from node.state import copy_keeper
 from node.state.checkpoints import Checkpoints
 from node.state.copies import NEAR_ROUNDS

@@ -12,7 +12,7 @@ import torch
 
 from bootstrap.inspect.observer import Observer, sampled_spreads
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
-from node.daemon import Node
+from node.process.daemon import Node
 from protocol.codecs.codec import Encoded, as_read, encode
 from protocol.messages.peers import GetStateIndex, GetStatePiece, GetStateSample, StateIndex
 from protocol.messages.training import Forward

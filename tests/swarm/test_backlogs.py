@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
-from node.daemon import Node
 from node.model.compute import Priority
+from node.process.daemon import Node
 from protocol.errors import Refused
 from protocol.messages.training import Backlog, GetBacklog
 from protocol.rpc.rpc import Answer, Request

@@ -9,7 +9,7 @@ import torch
 
 from bootstrap.lab.in_memory.memory_link import Link
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
-from node.daemon import Node
+from node.process.daemon import Node
 from protocol.codecs.codec import encode
 from protocol.errors import Refused
 from protocol.messages.training import Forward

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
-from node.daemon import Node
 from node.model.compute import Priority
+from node.process.daemon import Node
 from protocol.errors import NolocoError, Refused
 from protocol.ground import Record
 from protocol.messages.peers import GetStateIndex, GetStatePiece, StateIndex

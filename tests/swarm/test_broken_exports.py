@@ -24,9 +24,9 @@ from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import tokenizer_file
 from bootstrap.inspect.observer import Observer
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
-from node.daemon import Node
 from node.data.tokenizer import identity_of
 from node.model.replica import Replica
+from node.process.daemon import Node
 from node.state.transfer import PIECES_IN_FLIGHT, StateService
 from protocol.errors import JoinError, Refused, ResourceError, TokenizerError
 from protocol.ground import PeerId

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from node.daemon import Node
+from node.process.daemon import Node
 from tests.swarm.micro import FOREVER, MICRO, events_of, everyone_goes_on, peer_of, run_swarm, training, until
 
 LIFETIME = MICRO["limits__record_lifetime"]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-import node.trainer
 from node.model.replica import Replica
+from node.service import trainer
 from tests.swarm.micro import (
     all_reached,
     events_of,
@@ -41,7 +41,7 @@ def test_they_take_most_of_the_distance_away(
 ) -> None:
     settings = {"wire__gossip": gossip, "outer__overlap": overlap}
     with_them = [run_swarm(outcome(seed, **settings)) for seed in range(3)]
-    monkeypatch.setattr(node.trainer, "CLOSING_ROUNDS", 0)
+    monkeypatch.setattr(trainer, "CLOSING_ROUNDS", 0)
     without = [run_swarm(outcome(seed, **settings)) for seed in range(3)]
     apart, before = (math.sqrt(sum(square for square, _ in each) / 3) for each in (with_them, without))
     more = sum(rounds for _, rounds in with_them) / 3 - sum(rounds for _, rounds in without) / 3
@@ -66,7 +66,7 @@ def test_one_that_ends_a_little_later_is_seldom_left_alone(monkeypatch: pytest.M
     """Those that wait may have paired off by then, so that it is alone now and then."""
     seeds = range(1, 5)
     waited = [run_swarm(rounds_alone_of_the_last_one(seed)) for seed in seeds]
-    monkeypatch.setattr(node.trainer, "WAITED", 0.0)
+    monkeypatch.setattr(trainer, "WAITED", 0.0)
     left = [run_swarm(rounds_alone_of_the_last_one(seed)) for seed in seeds]
     print(f"alone {waited}, without waiting {left}")
     assert sum(waited) < 0.6 * sum(left)

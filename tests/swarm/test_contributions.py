@@ -10,7 +10,7 @@ import pytest
 from bootstrap.inspect.contributors import contributions
 from bootstrap.inspect.observer import Observer
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
-from node.receipts import COLLECT_SECONDS, Receipts
+from node.service.receipts import COLLECT_SECONDS, Receipts
 from protocol.ground import PeerId
 from protocol.messages.peers import GetReceipts, ReceiptList
 from protocol.records.receipts import Contribution, Receipt

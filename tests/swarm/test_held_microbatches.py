@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
-from node.daemon import Node
 from node.model.compute import Priority
+from node.process.daemon import Node
 from protocol.messages import Progress
 from protocol.messages.training import Backlog, Forward, GetBacklog, Gradient
 from protocol.rpc.rpc import Answer, Request

@@ -16,9 +16,9 @@ from bootstrap.inspect.link_map import MappedNode, link_map, scenario_of, seen_f
 from bootstrap.lab.in_memory.memory_link import Link
 from bootstrap.lab.placement.scenario import scenario_from
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
-from node.daemon import Node
 from node.links.links import DUTY, LEAST_PAUSE, LinkEstimate
 from node.links.probing import MOST_PROBES
+from node.process.daemon import Node
 from protocol.access.peer_limits import BAN_AFTER_STRIKES
 from protocol.codecs.codec import Encoded
 from protocol.errors import Refused

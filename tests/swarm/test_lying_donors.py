@@ -15,8 +15,8 @@ from bootstrap.export.exporting import export
 from bootstrap.export.fetching import Donor
 from bootstrap.export.order import ExportOrder
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
-from node.daemon import Node
 from node.model.replica import Replica
+from node.process.daemon import Node
 from node.state.transfer import StateService
 from protocol.ground import PeerId
 from protocol.messages.peers import GetStateIndex, GetStatePiece

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from node.daemon import Node
 from node.membership.moving import Mover
+from node.process.daemon import Node
 from tests.swarm.micro import (
     events_of,
     everyone_goes_on,

@@ -119,7 +119,7 @@ def test_a_download_that_fails_sends_the_mover_back_to_choosing(monkeypatch: pyt
     async def main() -> None:
         swarm = await settled(2, 3)
         kill_half(swarm, 1)
-        monkeypatch.setattr("node.trainer.download_state", flaky)
+        monkeypatch.setattr("node.service.trainer.download_state", flaky)
         number = (await one_moves(swarm))["node"]
         await somebody_moved(swarm)
         assert failures < 0

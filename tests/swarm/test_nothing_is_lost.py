@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
-from node.daemon import Node
+from node.process.daemon import Node
 from protocol.records.lineage import Lineage
 from tests.swarm.micro import (
     FOREVER,

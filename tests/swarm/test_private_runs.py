@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
-from node.daemon import Node
 from node.membership.entry import enter
+from node.process.daemon import Node
 from protocol.access.revocations import Revocations, mark_of, revoked_key
 from protocol.access.tokens import Token
 from protocol.errors import NodeFailed, Refused, TokenError

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
-from node.daemon import Node
 from node.giving.limit_watch import LimitWatch, Senses
 from node.giving.line import Line
 from node.giving.policy import VolunteerLimits
 from node.machine.duty import Duty
 from node.machine.hours import Hours
+from node.process.daemon import Node
 from tests.swarm.micro import (
     FOREVER,
     events_of,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
-from node.daemon import Node
+from node.process.daemon import Node
 from protocol.codecs.codec import encode
 from protocol.ground import PeerId
 from protocol.messages.training import Forward, Gradient

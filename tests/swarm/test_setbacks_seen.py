@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-import node.service
 from bootstrap.dashboard.running import watched
 from bootstrap.inspect.status import Watching, as_json
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.context import statistics
+from node.service import service
 from node.watch.words import waiting_sentence
 from protocol.messages.peers import Awaited, LossBest, NodeStats
 from protocol.records.announcement import State
@@ -48,7 +48,7 @@ def test_a_node_that_waits_for_its_stage_is_seen_by_status_and_page(
         awaited = Awaited(context.stage, 486, LOST, now - 180.0, now + 600.0)
         return stats.model_copy(update={"awaited": awaited if state == "joining" else None})
 
-    monkeypatch.setattr(node.service, "statistics", waiting)
+    monkeypatch.setattr(service, "statistics", waiting)
 
     async def main() -> None:
         swarm = SimulatedSwarm(manifest, micro_corpus(), seed=1, link=WIDE)

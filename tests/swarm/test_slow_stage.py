@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bootstrap.lab.simulation.swarm import WORK_SECONDS, SimulatedSwarm
-from node.daemon import Node
 from node.model.compute import Priority
+from node.process.daemon import Node
 from tests.swarm.micro import (
     FOREVER,
     all_reached,

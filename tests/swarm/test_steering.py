@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
-from node.daemon import Node
 from node.giving import limit_watch as keeping
 from node.giving import sensors
 from node.giving.limit_watch import LimitWatch, Senses
 from node.giving.line import QUIET, Line
 from node.giving.policy import VolunteerLimits
-from node.steering import Steering
+from node.process.daemon import Node
+from node.process.steering import Steering
 from protocol.errors import UserError
 from tests.swarm.micro import FOREVER, events_of, everyone_goes_on, run_swarm, training, until
 
@@ -26,12 +26,12 @@ NOON = datetime(2026, 11, 24, 12, 0)
 
 @pytest.fixture(autouse=True)
 def noon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("node.giving.limit_watch", "node.steering"):
+    for module in ("node.giving.limit_watch", "node.process.steering"):
         monkeypatch.setattr(f"{module}.local_time", lambda: NOON)
 
 
 def steered(swarm: SimulatedSwarm, number: int) -> tuple[Node, LimitWatch, Steering]:
-    """A node of the swarm with what `node.serving` gives a real one."""
+    """A node of the swarm with what `node.process.serving` gives a real one."""
     node, limits = swarm.nodes[number], VolunteerLimits()
     state = node.surroundings.state
     assert state is not None

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
-from node.daemon import Node
 from node.model.replica import Pieces, Replica
+from node.process.daemon import Node
 from node.rounds.gossip import PairAverager
 from node.rounds.meeting import Pair
 from protocol.messages.training import Propose

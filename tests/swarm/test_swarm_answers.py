@@ -28,8 +28,8 @@ from bootstrap.generation.swarm_answer import FIRST_PATIENCE, SwarmAnswer
 from bootstrap.generation.writing import first_tokens
 from bootstrap.inspect.observer import Observer
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
-from node.daemon import Node
 from node.pipeline.inference import Inference
+from node.process.daemon import Node
 from protocol.codecs.codec import encode
 from protocol.errors import DeadlineExceeded, JoinError, Refused
 from protocol.ground import PeerId

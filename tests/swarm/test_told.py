@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from node.config import NodeConfig
+from node.service.telling import LINE_SECONDS, Teller
 from node.storage.state_directory import StateDirectory
-from node.telling import LINE_SECONDS, Teller
 from node.watch.phases import Phases
 from node.watch.time_use import TimeUse
 from tests.swarm.micro import FOREVER, micro_swarm, run_swarm, step_of, until
@@ -82,7 +82,7 @@ def test_a_warning_that_no_longer_holds_is_taken_back(caplog: pytest.LogCaptureF
 def test_a_last_stage_without_a_first_names_it_and_the_line_to_pass_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "node.service")
+    caplog.set_level(logging.INFO, "node.service.service")
 
     async def main() -> None:
         swarm = micro_swarm(inner__total_steps=FOREVER)

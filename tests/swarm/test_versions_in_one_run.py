@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-import node.service
 from bootstrap.inspect.seen import Seen
 from bootstrap.inspect.verdict import verdict
 from bootstrap.lab.in_memory.memory import MemoryTransport
 from node.context import announcement
+from node.service import service
 from protocol.records.announcement import Announcement, stage_key
 from protocol.records.identity import Identity
 from protocol.rpc.compatibility import FEATURES
@@ -77,7 +77,7 @@ def test_nodes_of_a_later_minor_train_and_average_with_those_of_this_one(
         later = {"minor": MINOR + 1, "features": ["exchange-9", *FEATURES], "program": "0.9.0"}
         return said.model_copy(update=later)
 
-    monkeypatch.setattr(node.service, "announcement", of_a_later_one)
+    monkeypatch.setattr(service, "announcement", of_a_later_one)
 
     async def main() -> None:
         swarm = micro_swarm(inner__total_steps=FOREVER)

@@ -14,7 +14,7 @@ from bootstrap.inspect.losses import best_told
 from bootstrap.inspect.seen import Finding, Seen, Severity
 from bootstrap.inspect.verdict import verdict
 from node.context import Context
-from node.kept_best import FACT, KeptBest, best_in
+from node.service.kept_best import FACT, KeptBest, best_in
 from node.storage.state_directory import StateDirectory
 from node.watch.loss_history import BEST_STEPS, RECENT_STEPS, LossHistory, has_jumped
 from node.watch.pulse import loss_in_words, sentence

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from node import serving
 from node.machine import cores
 from node.machine.cores import quotas, whole_cores
+from node.process import serving
 
 
 def version_2(folder: Path, limit: str) -> None:

@@ -15,7 +15,7 @@ from node.model.replica import Replica
 from node.model.stage_work import StageWork
 from node.model.transfer import CudaTransfer, Deferred, DeviceTransfer, Pending, transfer_for
 from node.pipeline.incoming import IncomingTensors
-from node.serving import choose_device
+from node.process.serving import choose_device
 from protocol.codecs.codec import Encoded, as_read, encode
 from protocol.errors import NonFinite, Refused
 from protocol.messages import Message

@@ -10,7 +10,6 @@ import pytest
 from bootstrap.inspect.doctor import line, uplink
 from bootstrap.inspect.large_packets import NAME, lost_above
 from bootstrap.inspect.reachability import Answered, clock, reachability
-from node.first_look import towards
 from node.machine.checkup import (
     OUTSIDE,
     CheckResult,
@@ -24,6 +23,7 @@ from node.machine.checkup import (
     ulimits,
 )
 from node.machine.limits import Room
+from node.process.first_look import towards
 from protocol.records.announcement import LinkReport
 from protocol.records.identity import Identity
 

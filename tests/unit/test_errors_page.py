@@ -39,15 +39,15 @@ ELSEWHERE = {
     ): "the page, below its box",
     Met("bootstrap/local/page.py", "UserError", "its process ended; … says why"): "the log, in brackets",
     Met(
-        "node/dashboard_process.py", "UserError", "its process ended; what it said is above"
+        "node/process/dashboard_process.py", "UserError", "its process ended; what it said is above"
     ): "the log, in brackets",
     Met(
-        "node/first_state.py",
+        "node/service/first_state.py",
         "JoinError",
         "Nobody has the state of stage …, and there is no --from-checkpoint.",
     ): "the log: This node chooses a stage again",
     Met(
-        "node/first_state.py", "JoinError", "The state of stage … could not be downloaded."
+        "node/service/first_state.py", "JoinError", "The state of stage … could not be downloaded."
     ): "the log: This node chooses a stage again",
     Met(
         "node/state/copies.py", "JoinError", "The copy of stage … could not be fetched (…)."

@@ -16,9 +16,9 @@ import torch
 
 from node.data.batches import Position
 from node.giving.ledger import ContributionLedger
-from node.kept_best import best_in
 from node.membership.past import Past
 from node.model.flat import LARGEST, StageState
+from node.service.kept_best import best_in
 from node.storage.checkpoint_files import (
     OF_ONE_STAGE,
     Checkpoint,

@@ -25,6 +25,8 @@ FLOORS = (
     "pipeline",
     "rounds",
     "state",
+    "service",
+    "process",
 )
 PACKAGES = ("protocol", "node", "bootstrap")
 LAB = "bootstrap.lab"

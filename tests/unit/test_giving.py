@@ -20,7 +20,7 @@ from node.giving.line import Line as NodeLine
 from node.giving.policy import COOL, Conditions, Policy, VolunteerLimits
 from node.machine.duty import Duty
 from node.machine.limits import parse_rate
-from node.serving import config_of
+from node.process.serving import config_of
 from node.storage.state_directory import StateDirectory
 from protocol.errors import UserError
 from protocol.run.manifest import load_preset

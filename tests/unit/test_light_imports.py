@@ -49,4 +49,4 @@ def test_a_command_begins_without_what_takes_seconds(module: str) -> None:
 
 
 def test_what_trains_is_seen_to_load_torch() -> None:
-    assert "torch" in loaded("node.serving")
+    assert "torch" in loaded("node.process.serving")

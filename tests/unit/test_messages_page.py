@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "messages.md").read_text(encoding="utf-8")
 LEVELS = ("info", "warning", "error")
 # where sentences of all kinds go through
-THROUGH = {"node/watch/events.py", "node/telling.py", "protocol/supervision.py"}
+THROUGH = {"node/watch/events.py", "node/service/telling.py", "protocol/supervision.py"}
 
 
 class Said(NamedTuple):

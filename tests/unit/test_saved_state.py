@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from node.first_state import OLD_ROUNDS, FirstState
 from node.membership.view import View
+from node.service.first_state import OLD_ROUNDS, FirstState
 from protocol.ground import PeerId
 from protocol.records.announcement import Announcement
 from protocol.records.lineage import Lineage

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from node.config import NodeConfig, arguments_of, build_config
-from node.serving import config_of, devices_of, limit_on, share_on
+from node.process.serving import config_of, devices_of, limit_on, share_on
 from protocol.errors import UserError
 
 

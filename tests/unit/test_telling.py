@@ -275,7 +275,7 @@ def test_what_libraries_say_goes_to_the_file_and_not_to_people(
         logging.captureWarnings(False)
         logging.captureWarnings(True)
         warnings.warn("`past_key_values` is deprecated", FutureWarning, stacklevel=1)
-    logging.getLogger("node.trainer").warning("a problem of ours")
+    logging.getLogger("node.service.trainer").warning("a problem of ours")
     written = (tmp_path / "node.log").read_text(encoding="utf-8")
     assert "a problem of ours" in shown.getvalue()
     for debris in ("Task exception", "past_key_values"):

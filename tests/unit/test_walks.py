@@ -169,7 +169,7 @@ def test_each_step_is_there_and_the_one_before_leads_to_it(heading: str, number:
 
 def test_a_step_that_nobody_leads_to_is_found() -> None:
     steps = [
-        Step(Place("node/trainer.py", "Trainer._step"), False, ""),
+        Step(Place("node/service/trainer.py", "Trainer._step"), False, ""),
         Step(Place("node/rounds/rounds.py", "Rounds.retire"), False, ""),
     ]
     assert not is_passed_on(steps, 1)
@@ -179,7 +179,7 @@ def test_a_step_that_nobody_leads_to_is_found() -> None:
 
 
 def test_a_step_is_not_returned_to_twice_removed() -> None:
-    place = Place("node/trainer.py", "Trainer._train")
+    place = Place("node/service/trainer.py", "Trainer._train")
     one, two, other = (Step(place, False, way) for way in ("", "", ""))
     back_in_first, back_in_second = (Step(place, False, f"back in step {number}") for number in (1, 2))
     assert is_passed_on([one, two, other, back_in_second], 3)
@@ -189,7 +189,7 @@ def test_a_step_is_not_returned_to_twice_removed() -> None:
 def test_what_both_must_have_is_missed_in_either() -> None:
     setter = Place("node/rounds/exchanges.py", "Exchanges.receive")
     waiter = Place("node/rounds/pair_exchange.py", "PairExchange.both_ways")
-    neither = Place("node/trainer.py", "Trainer._step")
+    neither = Place("node/service/trainer.py", "Trainer._step")
     assert carries("by `received`", setter, waiter)
     assert not carries("by `received`", neither, waiter)
     assert not carries("by `received`", setter, neither)
@@ -200,6 +200,6 @@ def test_what_nobody_left_is_not_found_later() -> None:
     reader = Step(
         Place("node/membership/view.py", "View.members"), False, "at another look, with `_by_stage`"
     )
-    stranger = Step(Place("node/trainer.py", "Trainer._step"), False, "")
+    stranger = Step(Place("node/service/trainer.py", "Trainer._step"), False, "")
     assert is_passed_on([writer, reader], 1)
     assert not is_passed_on([stranger, reader], 1)

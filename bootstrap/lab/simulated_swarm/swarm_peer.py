@@ -1,4 +1,4 @@
-"""One simulated peer, its view of the others, its device, its stage: what `node.service` puts together."""
+"""One simulated peer, its view of the others, its device, its stage: what `node.service.service` puts together."""
 
 from __future__ import annotations
 

@@ -24,12 +24,12 @@ from bootstrap.lab.in_memory.virtual_time import run_virtual
 from bootstrap.lab.simulation.crowd import Crowd
 from bootstrap.lab.simulation.pulse import Pulse
 from bootstrap.lab.simulation.swarm import WORK_SECONDS, SimulatedSwarm
-from node.daemon import Node
 from node.data.batches import TrainingData
 from node.data.opening import DataPlan, default_cache, open_data
 from node.data.sources import DEFAULT_FIELD
 from node.model.passes import evaluate_through
 from node.model.replica import Replica
+from node.process.daemon import Node
 from protocol.errors import DataError, NothingHeldOut
 from protocol.run.manifest import Manifest
 

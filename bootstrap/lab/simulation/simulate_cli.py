@@ -96,7 +96,7 @@ def learning(**given: Any) -> None:
     doing("Loading torch to simulate")
     from bootstrap.creating.choosing import RunOptions
     from bootstrap.lab.simulation.study import one_setting, run_and_show
-    from node.serving import choose_device
+    from node.process.serving import choose_device
 
     try:
         base, _ = RunOptions(options.preset, options.manifest).resolved()

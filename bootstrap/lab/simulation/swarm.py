@@ -17,11 +17,11 @@ from bootstrap.lab.in_memory.memory import MemoryTransport, memory_address
 from bootstrap.lab.in_memory.memory_link import Link, LinkModel
 from bootstrap.lab.in_memory.memory_network import MemoryNetwork
 from node.config import NodeConfig
-from node.daemon import Node
 from node.data.batches import TrainingData
 from node.model.compute import InlineCompute, Priority
 from node.model.replica import Replica
-from node.node_resources import Surroundings
+from node.process.daemon import Node
+from node.service.node_resources import Surroundings
 from node.storage.state_directory import StateDirectory
 from node.watch.events import Events
 from node.watch.trace import NO_TRACE, Trace

@@ -20,11 +20,11 @@ from node.membership.view import Member
 from node.model.compute import Priority
 from node.model.pretrained import Pretrained, load_stage
 from node.model.replica import Replica
+from node.service.trainer import Trainer
 from node.state.checkpoints import Checkpoints
 from node.state.copies import OfferedCopy, StageCopies, is_recent
 from node.state.transfer import FRESH_ROUNDS
 from node.storage.checkpoint_files import Checkpoint
-from node.trainer import Trainer
 from node.watch.words import clock_time, waiting_sentence
 from protocol.errors import CheckpointError, JoinError, NolocoError
 from protocol.messages.peers import Awaited

@@ -10,20 +10,20 @@ from typing import Any, Literal
 
 from node.config import NodeConfig
 from node.context import Context
-from node.entering import enter_run, equip, save_past
 from node.giving.ledger import ContributionLedger
 from node.giving.rest import Rest
-from node.last_replica import what_leaving_costs
 from node.links.links import Links
 from node.membership.joining import find_run, payload_limits, serve_greeting
 from node.membership.moving import Mover, OwnersPlan
 from node.membership.newcomer import found_stage
 from node.membership.view import View
 from node.model.replica import Replica
-from node.node_resources import NodeResources, Surroundings, attempt
-from node.resting import release_memory, set_aside, stand_down
+from node.process.entering import enter_run, equip, save_past
+from node.process.last_replica import what_leaving_costs
+from node.process.resting import release_memory, set_aside, stand_down
 from node.rounds.rounds import Rounds
-from node.service import Service, taken_stage
+from node.service.node_resources import NodeResources, Surroundings, attempt
+from node.service.service import Service, taken_stage
 from node.state.checkpoints import Checkpoints
 from node.storage.checkpoint_files import Checkpoint
 from node.watch.health import report_of

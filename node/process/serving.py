@@ -16,9 +16,6 @@ from functools import partial
 import torch
 
 from node.config import NodeConfig, arguments_of
-from node.daemon import Node
-from node.dashboard_process import dashboard_beside, own_addresses
-from node.first_look import tell_of_machine, towards
 from node.giving.limit_watch import LimitWatch, Senses
 from node.giving.limits import LIMITS, of_one_node
 from node.giving.line import Line
@@ -33,10 +30,13 @@ from node.membership.outside import announced
 from node.model.compute import ComputeThread
 from node.model.pretrained import Pretrained
 from node.model.resources import memory_of
-from node.node_resources import Surroundings
-from node.steering import Steering
+from node.process.daemon import Node
+from node.process.dashboard_process import dashboard_beside, own_addresses
+from node.process.first_look import tell_of_machine, towards
+from node.process.steering import Steering
+from node.service.node_resources import Surroundings
+from node.service.telling import Teller
 from node.storage.state_directory import StateDirectory
-from node.telling import Teller
 from node.watch.events import Events, JsonLines, set_up_logging
 from node.watch.health import health_served
 from node.watch.phases import Phases

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from node.node_resources import NodeResources
-from node.service import Service
+from node.service.node_resources import NodeResources
+from node.service.service import Service
 from node.watch.words import duration
 
 

@@ -14,10 +14,8 @@ import torch
 
 from node.context import Context, Counters, Throughput, announcement, history_point, statistics
 from node.data.batches import Position
-from node.first_state import FirstState
 from node.giving.bandwidth import most_by_bandwidth
 from node.giving.policy import VolunteerLimits
-from node.link_probes import LinkProbes
 from node.machine.limits import tcp_port
 from node.membership.discovery import Discovery
 from node.membership.hearsay import hear_about, show
@@ -31,18 +29,20 @@ from node.model.replica import Replica
 from node.model.resources import room_on
 from node.model.stage_work import StageWork
 from node.model.transfer import transfer_for
-from node.node_resources import HISTORY_SECONDS, NodeResources, attempt
 from node.pipeline.inference import Inference
 from node.pipeline.pipeline import Pipeline
 from node.pipeline.source import MicrobatchSource
-from node.receipts import Receipts
 from node.rounds.rounds import Rounds
+from node.service.first_state import FirstState
+from node.service.link_probes import LinkProbes
+from node.service.node_resources import HISTORY_SECONDS, NodeResources, attempt
+from node.service.receipts import Receipts
+from node.service.trainer import Trainer
 from node.state.checkpoints import Checkpoints
 from node.state.copies import StageCopies
 from node.state.download import WantedState
 from node.state.transfer import StateService
 from node.storage.checkpoint_files import Checkpoint
-from node.trainer import Trainer
 from node.watch.history import Thinned
 from node.watch.words import missing_sentence
 from protocol.access.peer_limits import Allowance

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from node.giving.ledger import ContributionLedger
-from node.node_resources import NodeResources
+from node.service.node_resources import NodeResources
 from protocol.errors import NolocoError, Refused, StateError
 from protocol.ground import PeerId
 from protocol.messages.peers import MOST_RECEIPTS, GetReceipts, ReceiptList, SignReceipt

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from node.config import NodeConfig, arguments_of
 from node.context import Context, Throughput, use_of_device
-from node.kept_best import KeptBest
 from node.model.replica import Replica
+from node.service.kept_best import KeptBest
 from node.storage.state_directory import StateDirectory
 from node.watch.panel import panel_of
 from node.watch.phases import Phases
@@ -31,7 +31,7 @@ SAVE_SECONDS = 60.0  # between two times that the tokens given are written down
 
 
 class Served(Protocol):
-    """The part of a `node.service.Service` that is told of."""
+    """The part of a `node.service.service.Service` that is told of."""
 
     @property
     def context(self) -> Context: ...

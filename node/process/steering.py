@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 
-from node.daemon import Node
 from node.giving.bandwidth import most_by_bandwidth
 from node.giving.limit_watch import LimitWatch, local_time
 from node.giving.limits import changed, limits_of
 from node.giving.policy import VolunteerLimits
 from node.machine.processes import PATIENCE
-from node.node_resources import attempt
+from node.process.daemon import Node
+from node.service.node_resources import attempt
 from node.watch.health import Orders, Report
 
 

@@ -19,9 +19,9 @@ from node.membership.stage_choice import Abilities
 from node.membership.view import View
 from node.model.compute import Compute
 from node.model.replica import Replica
+from node.service.telling import Teller
 from node.state.copies import CopyService
 from node.storage.state_directory import StateDirectory
-from node.telling import Teller
 from node.watch.events import Events
 from node.watch.history import Thinned
 from node.watch.trace import NO_TRACE, Trace

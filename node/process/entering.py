@@ -17,7 +17,7 @@ from node.membership.past import Past, serve_past
 from node.membership.revoking import Revoking
 from node.membership.stage_choice import Abilities
 from node.membership.ways_in import WaysIn, serve_ways
-from node.node_resources import NodeResources
+from node.service.node_resources import NodeResources
 from node.state.copies import CopyService
 from node.state.copy_keeper import CopyKeeper, copies_in
 from node.storage.state_directory import StateDirectory

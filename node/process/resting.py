@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 import torch
 
 from node.machine.limits import give_back_freed_memory
-from node.node_resources import NodeResources, attempt
-from node.service import Service
+from node.service.node_resources import NodeResources, attempt
+from node.service.service import Service
 from node.storage.checkpoint_files import Checkpoint
 
 REST_SECONDS = 8.0  # from being asked until the memory of the device is free

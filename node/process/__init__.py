@@ -1,0 +1,1 @@
+"""The life of a node's process: joining, serving stages, orders, leaving."""
