@@ -1,22 +1,22 @@
-"""Decides when this node moves to another stage: reads the records and the owner's plan, lets `capacity` decide, and
-takes the lease.
-"""
+"""The world around a member: the records, plan and leases of its moves to other stages (`placement`)."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from node.membership.capacity import Move, MovePatience, Peer, next_move, peers_of, surveyed
+from node.membership.capacity import MovePatience, Peer, peers_of, surveyed
 from node.membership.discovery import DHT_DEADLINE, Renewal, read_stage
 from node.membership.joining import silent
 from node.membership.membership import Membership
+from node.membership.placement import MOVERS_SETTLE, PATIENCE, REST, Call, Moves, Survey
+from node.membership.stage_choice import Arrival
 from node.membership.view import Member, View
 from node.model.stage import work_of
 from node.watch.events import Events
-from protocol.errors import NolocoError, RecordError, UserError
+from protocol.errors import RecordError, UserError
 from protocol.ground import PeerId, Record
 from protocol.records.announcement import Claim, moving_key
 from protocol.records.records import MAX_LIFETIME
@@ -27,13 +27,6 @@ from protocol.windows import window
 
 logger = logging.getLogger(__name__)
 
-# In record lifetimes. A dead peer's record may stand for one of them, and the next one shows what is left.
-PATIENCE = 2.0
-REST = 3.0  # what a peer stays where it came to, so that the others' views have settled
-PAUSES = (0.4, 0.6)  # between looks; at random, or all would ask at once
-SETTLE_SECONDS = 6.0  # for claims of the same moment to be seen by each other: more than `DHT_DEADLINE`
-# with more peers, looks are rarer in proportion: a node reads as much in a minute as with so many
-PROMPT_PEERS = 50
 # seconds: a download that hangs must not keep everyone in place; who joins a stage counts for it
 LONGEST_CLAIM = 600.0
 CLAIMS_APART = (
@@ -60,7 +53,8 @@ class Mover:
         self._plan = plan
         self._view = membership.view
         self._known = 0  # peers, at the last look
-        self._was_empty = False  # the stage that this node was called to
+        self._call: Call | None = None
+        self._check: Callable[[int], None] = lambda target: None
         self._events = membership.events
         self._rng = rng
         self._patience = MovePatience(PATIENCE * lifetime)
@@ -75,70 +69,50 @@ class Mover:
         seen = f"{self._known} known, {len(self._seen)} seen lately"
         return f"Claim: {claim} | Networks: {len(self._claimed)} claimed | Peers: {seen}"
 
-    async def wait(self, stage: int, may_serve: Collection[int], check: Callable[[int], None]) -> int:
+    async def wait_for_call(
+        self, stage: int, may_serve: Collection[int], check: Callable[[int], None]
+    ) -> int:
         """Return the stage to move to once that is called for; this node then holds the lease.
 
         `check` raises `UserError` for a stage that this machine cannot serve after all, and takes it out of
         `may_serve`. Whatever fails on the network is tried again at the next look.
         """
+        me, self._check = self._transport.peer_id, check
+        moves = Moves(me, stage, self._work, may_serve, self._lifetime, self._patience, self._rng, self)
         try:
-            return await self._called(stage, may_serve, check)
+            self._call = await moves.wait_for_call(self._known)
+            return self._call.target
         except asyncio.CancelledError:
             await self.let_go()
             raise
 
-    async def _called(self, stage: int, may_serve: Collection[int], check: Callable[[int], None]) -> int:
-        while True:
-            await asyncio.sleep(pause_before_look(self._known, self._lifetime) * self._rng.uniform(*PAUSES))
-            try:
-                target = await self._look(stage, may_serve)
-                if target is None:
-                    continue
-                if self._fits(check, stage, target) and await self._is_not_missed(stage):
-                    return target
-                await self._withdraw()
-            except NolocoError as problem:
-                logger.debug("Looking whether to move: %s", problem)
+    # --- the world around a move, see `AroundMember` ---------------------------------------------
 
-    def _fits(self, check: Callable[[int], None], stage: int, target: int) -> bool:
+    def elapsed(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def wait(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def read_plan(self) -> None:
+        await self._plan.read()
+
+    def planned(self, peers: Sequence[Peer]) -> Mapping[PeerId, int]:
+        plan = self._plan.current
+        return plan.places([p.peer for p in peers]) if plan is not None else {}
+
+    def fits(self, source: int, target: int) -> bool:
         try:
-            check(target)
+            self._check(target)
         except UserError as problem:
-            self._events.warn(f"This node stays at stage {stage}: {problem}", "stays", stage=stage)
+            self._events.warn(f"This node stays at stage {source}: {problem}", "stays", stage=source)
             return False
         return True
 
-    async def _look(self, stage: int, may_serve: Collection[int]) -> int | None:
-        """Look at the records once; the stage to move to if it is this node's turn and the lease is its own."""
-        me, now = self._transport.peer_id, self._transport.now
-        await self._plan.read()
-        peers = await self._survey(watched=range(stage - 1, stage + 2))
-        rested = now() - REST * self._lifetime
-        move = self._next_move(peers, rested)
-        elapsed = asyncio.get_running_loop().time()
-        if not self._patience.is_over(move, bool(await self._claims(peers)), elapsed):
-            return None
-        if move is None or move.peer != me or move.target not in may_serve:
-            return None
-        if not await self._take_lease(stage, move.target, peers):
-            return None
-        peers = await self._survey()
-        again = self._next_move(peers, rested, only=me)
-        self._was_empty = not any(p.stage == move.target and p.is_serving for p in peers)
-        if again is not None and again.target == move.target:
-            return move.target
-        await self._withdraw()
-        return None
+    async def survey_all(self, watched: Collection[int] = ()) -> Survey:
+        """Read all replicas of the run: none when this node's own record is missing, as then much else may be, too.
 
-    def _next_move(self, peers: Sequence[Peer], rested: float, only: PeerId | None = None) -> Move | None:
-        plan = self._plan.current
-        planned = plan.places([p.peer for p in peers]) if plan is not None else {}
-        return next_move(peers, self._work, planned, rested, only)
-
-    async def _survey(self, watched: Collection[int] = ()) -> list[Peer]:
-        """All replicas of the run. Empty when this node's own record is missing: then much else may be, too.
-
-        Empty also when peers have finished: the run is about to end, stage after stage, and nobody is short. The
+        None also when peers have finished: the run is about to end, stage after stage, and nobody is short. The
         records of stages that are `watched` are those that the node has read for its own needs.
         """
         view, now = View(), self._transport.now()
@@ -152,7 +126,8 @@ class Mover:
         self._known = len(members)
         is_over = any(member.announcement.state == "finished" for member in members)
         knows_me = any(member.peer == self._transport.peer_id for member in members)
-        return surveyed(peers) if knows_me and not is_over else []
+        reliable = surveyed(peers) if knows_me and not is_over else []
+        return Survey(reliable, self._known, self._transport.now())
 
     async def is_still_called(self, source: int, target: int) -> bool:
         """Return whether to move, now that this node has withdrawn: the reason stands and its stage keeps a replica.
@@ -160,7 +135,8 @@ class Mover:
         Asks all that could serve either stage whether they live, in `PROBE_DEADLINE` seconds at most.
         """
         left, others = await self._living(source), await self._living(target)
-        return bool(left) and not (self._was_empty and others)
+        was_empty = self._call is not None and self._call.was_empty
+        return bool(left) and not (was_empty and others)
 
     async def _living(self, stage: int) -> set[PeerId]:
         """The other replicas that serve the stage by their records, and answer."""
@@ -172,39 +148,31 @@ class Mover:
 
     async def call_off(self) -> None:
         """Give the lease back: this node stays where it was."""
-        await self._withdraw()
+        await self.withdraw_lease()
 
-    async def _is_not_missed(self, stage: int) -> bool:
-        """Find out whether another serving replica of the own stage answers, whatever the records say."""
-        others = [p.peer for p in await self._survey() if p.stage == stage and p.is_serving]
+    async def has_stand_in(self, stage: int) -> bool:
+        """Return whether another serving replica of the stage answers, whatever the records say."""
+        others = [p.peer for p in (await self.survey_all()).peers if p.stage == stage and p.is_serving]
         others = [peer for peer in others if peer != self._transport.peer_id]
         return len(await silent(self._rpc, others)) < len(others)
 
     # --- the lease ----------------------------------------------------------------------------
 
-    async def _take_lease(self, source: int, target: int, peers: Sequence[Peer]) -> bool:
-        """Claim the move; returns whether this node may make it: its claim stands and no peer's came before it.
-
-        Claims are seen by others before `SETTLE_SECONDS` are over: one that takes longer to store is withdrawn.
-        """
-        loop = asyncio.get_running_loop()
+    async def take_lease(self, source: int, target: int) -> float | None:
+        """Announce the move; return its wall-clock time, None where others may not see it in time."""
         self._claim = Claim(since=self._transport.now(), source=source, target=target)
-        began = loop.time()
+        began = self.elapsed()
         is_stored = await self._put()
-        if is_stored and loop.time() - began < SETTLE_SECONDS:
-            await asyncio.sleep(SETTLE_SECONDS)
-            mine = (self._claim.since, self._transport.peer_id)
-            if all(mine < (claim.since, peer) for peer, claim in await self._claims(peers)):
-                self._renewal.begin()
-                return True
-        await self._withdraw()
-        return False
+        return self._claim.since if is_stored and self.elapsed() - began < MOVERS_SETTLE else None
+
+    def keep_lease(self) -> None:
+        self._renewal.begin()
 
     async def let_go(self) -> None:
         """End the move. The lease stands for up to a record's lifetime more: others see this node by then."""
         await self._renewal.end()
 
-    async def _withdraw(self) -> None:
+    async def withdraw_lease(self) -> None:
         """Let others move instead. A claim that cannot be withdrawn ends after a record's lifetime."""
         await self.let_go()
         if self._claim is not None:
@@ -217,9 +185,9 @@ class Mover:
             moving_key(self._run_id), self._claim.to_bytes(), self._lifetime, DHT_DEADLINE
         )
 
-    async def _claims(self, peers: Sequence[Peer]) -> list[tuple[PeerId, Claim]]:
-        """The claims that stand, of peers that are, or were a short time ago, where they would move from or to."""
-        found: list[tuple[PeerId, Claim]] = []
+    async def read_leases(self, peers: Sequence[Peer]) -> list[Arrival]:
+        """Return the leases that stand, of peers that are, or were lately, where they would move from or to."""
+        found: list[Arrival] = []
         known = self._seen_lately(peers)
         is_one_network = len({p.network for p in peers}) == 1
         for record in await self._transport.get(moving_key(self._run_id), DHT_DEADLINE):
@@ -233,7 +201,7 @@ class Mover:
                 continue
             is_there = known[peer].stage in (claim.source, claim.target)
             if is_there and self._has_turn(peer if is_one_network else known[peer].network):
-                found.append((peer, claim))
+                found.append((claim.since, peer))
         return found
 
     def _seen_lately(self, peers: Sequence[Peer]) -> dict[PeerId, Peer]:
@@ -251,11 +219,6 @@ class Mover:
         for known in over:
             del self._claimed[known]
         return now - self._claimed.setdefault(group, now) <= LONGEST_CLAIM
-
-
-def pause_before_look(peers: int, lifetime: float) -> float:
-    """Seconds between two looks at the records of so many peers, on average half of this."""
-    return lifetime * max(1.0, peers / PROMPT_PEERS)
 
 
 class OwnersPlan:

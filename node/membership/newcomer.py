@@ -1,10 +1,10 @@
-"""Chooses a newcomer's stage: it looks around, measures a few links, claims a stage, and looks again."""
+"""The world around a newcomer: the records, links and claims of its way to a stage (`placement`)."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from node.config import NodeConfig
@@ -16,15 +16,8 @@ from node.membership.joining import silent
 from node.membership.ledger import MOST_OF_NETWORK
 from node.membership.membership import Membership
 from node.membership.moving import OwnersPlan
-from node.membership.stage_choice import (
-    Arrival,
-    LinkTable,
-    Volumes,
-    better_stage,
-    choose_stage,
-    excess_seconds,
-    poorest_stages,
-)
+from node.membership.placement import LOOKS, NEWCOMERS_SETTLE, Choice
+from node.membership.stage_choice import Arrival, LinkTable, Volumes, excess_seconds
 from node.model.stage import parameter_count, work_of
 from protocol.codecs.codec import nbytes_of
 from protocol.errors import JoinError, RecordError
@@ -34,11 +27,7 @@ from protocol.records.announcement import Announcement, State, joining_key, reco
 from protocol.run.manifest import Manifest
 from protocol.supervision import all_of
 
-SETTLE_SECONDS = 1.5  # for newcomers that start together to see each other's intention, and then their claims
 INTENTION_LIFETIME = 30.0  # more than choosing takes; who dies while it chooses is asked whether it lives
-LOOKS = 3  # at most, after a claim; one is enough unless several newcomers met
-VISITED_PER_STAGE = 2
-MOST_VISITED = 16
 VISITED_AT_ONCE = 4  # more would share this machine's uplink and measure that
 VISITS_DEADLINE = 10.0
 
@@ -71,28 +60,18 @@ class Newcomer:
         )
 
     async def choose(self) -> int:
-        """The stage that the owner's plan has for this node, or the one that the swarm needs most.
+        """Return the stage that the owner's plan has for this node, or the one that the swarm needs most.
 
         Takes some seconds: those that start together have to see each other. The claim stands until `let_go`.
         """
         stage = await self.planned()
-        if stage is not None:
-            self._events.say(
-                f"Taking stage {stage}, as the run's owner has planned.", "chose-stage", stage=stage
-            )
-            await self._claim_stage(stage)
-            return stage
-        arrival = await self._announce_intention()
-        visited = await self._look_around()
-        newcomers = await self._newcomers()
-        peers = await self._survey()
-        excess = self._excess(peers) if visited else {}
-        placed = {p.peer for p in peers}
-        await self._check_alive([peer for _, peer in newcomers if peer not in placed])
-        choosing = [a for a in newcomers if a[1] not in placed and a[1] not in self._dead]
-        stage = choose_stage(peers, self._work, choosing, arrival, self._may_serve, excess)
-        self._tell(stage, peers, len([a for a in choosing if a != arrival]), excess)
-        return await self._settle(stage, by_links=bool(excess))
+        if stage is None:
+            return await Choice(
+                self._transport.peer_id, self._work, self._may_serve, self._rng, self
+            ).choose()
+        self._events.say(f"Taking stage {stage}, as the run's owner has planned.", "chose-stage", stage=stage)
+        await self.claim_stage(stage)
+        return stage
 
     async def planned(self) -> int | None:
         """The stage in the owner's plan, if there is one that this machine can serve."""
@@ -100,9 +79,15 @@ class Newcomer:
         stage = plan.places([me]).get(me) if plan is not None else None
         return stage if stage in self._may_serve else None
 
-    # --- looking around -----------------------------------------------------------------------
+    # --- the world around a choice, see `AroundNewcomer` ----------------------------------------
 
-    async def _announce_intention(self) -> Arrival:
+    def elapsed(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def wait(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def announce_intention(self) -> Arrival:
         now = self._transport.now()
         intention = Announcement(
             stage=0, state="joining", since=now, addresses=self._transport.addresses()[:8]
@@ -111,7 +96,7 @@ class Newcomer:
         await self._transport.put(key, intention.to_bytes(), INTENTION_LIFETIME, DHT_DEADLINE)
         return now, self._transport.peer_id
 
-    async def _newcomers(self) -> list[Arrival]:
+    async def read_newcomers(self) -> list[Arrival]:
         """Read who else is joining: of each network those that came first, or all where there is only one network."""
         found: dict[str, list[Arrival]] = {}
         for record in await self._transport.get(joining_key(self._run_id), DHT_DEADLINE):
@@ -123,42 +108,25 @@ class Newcomer:
         most = MOST_OF_NETWORK if len(found) > 1 else None
         return [arrival for arrivals in found.values() for arrival in sorted(arrivals)[:most]]
 
-    async def _survey(self) -> list[Peer]:
+    async def survey_living(self) -> list[Peer]:
         """All others that serve, or have claimed, a stage and answer."""
         stages, peers = range(self._manifest.stages), list[Peer]()
         await read_stages(self._transport, self._run_id, stages, self._view)
         now = self._transport.now()
         for stage in stages:
             peers += [p for p in peers_of(self._view, stage, now) if p.peer != self._transport.peer_id]
-        await self._check_alive([p.peer for p in peers])
-        return surveyed(p for p in peers if p.peer not in self._dead)
+        dead = await self.ask_whether_alive([p.peer for p in peers])
+        return surveyed(p for p in peers if p.peer not in dead)
 
-    async def _check_alive(self, peers: Sequence[PeerId]) -> None:
+    async def ask_whether_alive(self, peers: Sequence[PeerId]) -> set[PeerId]:
         """Ask the peers that were not asked yet whether they live: a record outlives its peer by its lifetime."""
         unknown = [p for p in peers if p not in self._dead | self._alive and p != self._transport.peer_id]
         dead = await silent(self._rpc, unknown)
         self._dead |= dead
         self._alive |= set(unknown) - dead
+        return self._dead
 
-    # --- links --------------------------------------------------------------------------------
-
-    async def _look_around(self) -> bool:
-        """Show the intention; meanwhile measure a few links where they can decide. Returns whether they can."""
-        settled = asyncio.get_running_loop().time() + SETTLE_SECONDS
-        peers = await self._survey()
-        stages = poorest_stages(Capacities(peers, self._work), self._may_serve)
-        nearby = sorted({s + step for s in stages for step in (-1, 0, 1)}) if len(stages) > 1 else []
-        sample = self._sample([[p.peer for p in peers if p.stage == s and p.is_serving] for s in nearby])
-        if sample:
-            await self._visit(sample)
-        await asyncio.sleep(max(0.0, settled - asyncio.get_running_loop().time()))
-        return bool(sample)
-
-    def _sample(self, groups: Sequence[Sequence[PeerId]]) -> list[PeerId]:
-        chosen = [peer for g in groups for peer in self._rng.sample(g, min(VISITED_PER_STAGE, len(g)))]
-        return self._rng.sample(chosen, min(MOST_VISITED, len(chosen)))
-
-    async def _visit(self, peers: Sequence[PeerId]) -> None:
+    async def measure_links(self, peers: Sequence[PeerId]) -> None:
         """Measure the links to these, `VISITS_DEADLINE` in all: what was not measured by then makes no difference."""
         visitor, slots = Visitor(self._rpc, self._links, self._rng), asyncio.Semaphore(VISITED_AT_ONCE)
 
@@ -172,7 +140,7 @@ class Newcomer:
         except TimeoutError:
             self._events.emit("visits-cut-short", peers=len(peers))
 
-    def _excess(self, peers: Sequence[Peer]) -> dict[int, float]:
+    def excess(self, peers: Sequence[Peer]) -> dict[int, float]:
         """The excess of each stage that it may serve, see `excess_seconds`; empty when no own link is known."""
         me, table = self._transport.peer_id, LinkTable()
         own = self._links.told()
@@ -186,47 +154,28 @@ class Newcomer:
         members = {stage: [p.peer for p in peers if p.stage == stage] for stage in stages}
         return {stage: excess_seconds(me, members, table, volumes, stage) for stage in self._may_serve}
 
-    # --- the claim ----------------------------------------------------------------------------
-
-    async def _settle(self, stage: int, by_links: bool) -> int:
-        """Claim the stage, then see who else did: of several that met, the last to come goes elsewhere."""
-        await self._claim_stage(stage)
-        for look in range(LOOKS):
-            await asyncio.sleep(SETTLE_SECONDS * self._rng.uniform(1, 2))
-            peers = [*await self._survey(), self._as_peer(stage)]
-            is_last_word = look == LOOKS - 1
-            alone = [p for p in peers if p.stage == stage and not p.is_serving]
-            better = better_stage(
-                peers, self._work, self._transport.peer_id, self._may_serve, by_links=by_links,
-                is_last_word=is_last_word,
-            )  # fmt: skip
-            if better is None and (len(alone) == 1 or look):
-                break
-            if better is not None:
-                self._make_claim(stage, "leaving")
-                await self._put_claim()
-                self._events.say(
-                    f"Others came to stage {stage}, too; taking stage {better}.", "chose-stage", stage=better
-                )
-                stage = better
-                await self._claim_stage(stage)
-        return stage
-
-    async def _claim_stage(self, stage: int) -> None:
+    async def claim_stage(self, stage: int, instead_of: int | None = None) -> float:
         """Claim the stage; again, as a later claim, when that takes longer to store than others wait to see it."""
-        loop = asyncio.get_running_loop()
+        if instead_of is not None:
+            self._make_claim(instead_of, "leaving")
+            await self._put_claim()
+            self._events.say(
+                f"Others came to stage {instead_of}, too; taking stage {stage}.", "chose-stage", stage=stage
+            )
         for _ in range(LOOKS):
-            began = loop.time()
-            self._make_claim(stage, "joining")
+            began = self.elapsed()
+            claim = self._make_claim(stage, "joining")
             await self._put_claim()
             self._renewal.begin()
-            if loop.time() - began < SETTLE_SECONDS:
-                return
+            if self.elapsed() - began < NEWCOMERS_SETTLE:
+                break
+        return claim.since
 
-    def _make_claim(self, stage: int, state: State) -> None:
+    def _make_claim(self, stage: int, state: State) -> Announcement:
         self._claim = Announcement(
             stage=stage, state=state, since=self._transport.now(), addresses=self._transport.addresses()[:8]
         )
+        return self._claim
 
     async def _put_claim(self) -> None:
         assert self._claim is not None
@@ -240,20 +189,18 @@ class Newcomer:
         """Stop renewing the claim: this node's own record takes its place, or it ends after a record's lifetime."""
         await self._renewal.end()
 
-    def _as_peer(self, stage: int) -> Peer:
-        assert self._claim is not None
-        return Peer(self._transport.peer_id, stage, since=self._claim.since, is_serving=False)
-
-    def _tell(self, stage: int, peers: Sequence[Peer], others: int, excess: dict[int, float]) -> None:
+    def report_choice(
+        self, stage: int, peers: Sequence[Peer], rivals: int, excess: Mapping[int, float]
+    ) -> None:
         found = Capacities(peers, self._work)
         counts = ", ".join(
             f"stage {s} has {f'{count:.0f}' if count else 'nobody'}" for s, count in enumerate(found.replicas)
         )
         silent = f" {len(self._dead)} of those announced do not answer." if self._dead else ""
-        rivals = f" Newcomers that choose, too: {others}." if others else ""
+        met = f" Newcomers that choose, too: {rivals}." if rivals else ""
         near = f" Its links make a step {excess[stage]:+.3f} s longer." if excess else ""
         self._events.say(
-            f"Taking stage {stage}, which needs this node most: {counts}.{silent}{rivals}{near}",
+            f"Taking stage {stage}, which needs this node most: {counts}.{silent}{met}{near}",
             "chose-stage",
             stage=stage,
             dead=sorted(self._dead),

@@ -283,7 +283,7 @@ class Node:
         if self._mover is None:
             member = self.member
             self._mover = Mover(member.membership, member.plan, member.random())
-        self._target = await self._mover.wait(
+        self._target = await self._mover.wait_for_call(
             source, abilities.may_serve, lambda target: abilities.check_move(source, target)
         )
         called.set()

@@ -22,7 +22,7 @@ PARTS = [
     ("node.links.links.Links.choose", "Measuring links"),
     ("node.state.checkpoints.Checkpoints.save", "Saving checkpoints"),
     ("node.model.snapshot.Snapshots.begin", "Saving checkpoints"),
-    ("node.membership.moving.Mover._survey", "Watching for stages in need"),
+    ("node.membership.moving.Mover.survey_all", "Watching for stages in need"),
 ]
 TASKS = [
     "node.rounds.matchmaker.Matchmaker._ask",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from node.membership.moving import Mover
+from node.membership.placement import Call
 from node.process.daemon import Node
 from tests.swarm.micro import (
     events_of,
@@ -30,7 +31,7 @@ def call_away(monkeypatch: pytest.MonkeyPatch, node: Node, *, was_empty: bool) -
             await asyncio.Event().wait()
         await go.wait()
         self._mover = Mover(self.member.membership, self.member.plan, self.member.random())
-        self._mover._was_empty, self._target = was_empty, 1
+        self._mover._call, self._target = Call(1, was_empty), 1
         called.set()
 
     monkeypatch.setattr(Node, "_called_away", called_away)

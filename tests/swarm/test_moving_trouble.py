@@ -13,6 +13,7 @@ import pytest
 
 from node.membership.capacity import Move, Peer, next_move
 from node.membership.moving import Mover
+from node.membership.placement import Moves, Survey
 from node.membership.stage_choice import Abilities
 from node.state.download import download_state
 from protocol.errors import JoinError, ResourceError
@@ -62,23 +63,23 @@ def test_of_several_that_would_move_at_the_same_moment_one_does(monkeypatch: pyt
     """Every replica of the richest stage takes itself for the one to go, and none sees that another has begun."""
     asker: ContextVar[PeerId] = ContextVar("asker")
     has_claimed: ContextVar[bool] = ContextVar("has_claimed", default=False)
-    look, take_lease, read_claims = Mover._look, Mover._take_lease, Mover._claims
+    survey_all, lease, read_leases = Mover.survey_all, Moves._lease, Mover.read_leases
     claims = list[PeerId]()
 
-    async def marked_look(self: Mover, *args: Any) -> int | None:
+    async def marked(self: Mover, *args: Any) -> Survey:
         asker.set(self._transport.peer_id)
-        return await look(self, *args)
+        return await survey_all(self, *args)
 
-    async def counted(self: Mover, *args: Any) -> bool:
-        claims.append(self._transport.peer_id)
+    async def counted(self: Moves, *args: Any) -> bool:
+        claims.append(self.me)
         token = has_claimed.set(True)
         try:
-            return await take_lease(self, *args)
+            return await lease(self, *args)
         finally:
             has_claimed.reset(token)
 
     async def unseen(self: Mover, peers: Sequence[Peer]) -> Any:
-        return await read_claims(self, peers) if has_claimed.get() else []
+        return await read_leases(self, peers) if has_claimed.get() else []
 
     def selfish(peers: Sequence[Peer], *args: Any, **named: Any) -> Move | None:
         move, mine = next_move(peers, *args, **named), [p for p in peers if p.peer == asker.get()]
@@ -86,11 +87,11 @@ def test_of_several_that_would_move_at_the_same_moment_one_does(monkeypatch: pyt
             return replace(move, peer=asker.get())
         return move
 
-    monkeypatch.setattr(Mover, "_look", marked_look)
-    monkeypatch.setattr(Mover, "_take_lease", counted)
-    monkeypatch.setattr(Mover, "_claims", unseen)
-    monkeypatch.setattr("node.membership.moving.next_move", selfish)
-    monkeypatch.setattr("node.membership.moving.PAUSES", (0.5, 0.5))
+    monkeypatch.setattr(Mover, "survey_all", marked)
+    monkeypatch.setattr(Moves, "_lease", counted)
+    monkeypatch.setattr(Mover, "read_leases", unseen)
+    monkeypatch.setattr("node.membership.placement.next_move", selfish)
+    monkeypatch.setattr("node.membership.placement.PAUSES", (0.5, 0.5))
 
     async def main() -> None:
         swarm = await settled(2, 3)

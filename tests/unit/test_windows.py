@@ -43,10 +43,10 @@ def _is_window(node: ast.stmt) -> bool:
 
 
 def with_windows() -> list[str]:
-    """The classes of protocol/ and node/ that have one, as module:name."""
+    """The classes that have one, as module:name."""
     return [
         f"{'.'.join(file.relative_to(ROOT).with_suffix('').parts)}:{found.name}"
-        for package in ("protocol", "node")
+        for package in ("protocol", "node", "bootstrap")
         for file in sorted((ROOT / package).rglob("*.py"))
         for found in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(found, ast.ClassDef) and any(map(_is_window, found.body))

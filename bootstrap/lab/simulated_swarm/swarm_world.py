@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator
 from bootstrap.lab.simulated_swarm.disagreement import Opinion, expected_spread, spread_of
 from bootstrap.lab.simulated_swarm.event_queue import EventQueue
 from bootstrap.lab.simulated_swarm.modelled_dht import ModelledDht
-from bootstrap.lab.simulated_swarm.modelled_joining import Joining
-from bootstrap.lab.simulated_swarm.modelled_moving import moving
 from bootstrap.lab.simulated_swarm.modelled_network import ModelledNetwork
+from bootstrap.lab.simulated_swarm.modelled_placement import Newcomer, Settled
 from bootstrap.lab.simulated_swarm.population import Population
 from bootstrap.lab.simulated_swarm.swarm_measures import BIN, SwarmMeasures
 from bootstrap.lab.simulated_swarm.swarm_peer import SwarmPeer
@@ -137,7 +136,7 @@ class SwarmWorld:
         self.measures.log(self.now, "arrives", peer.peer)
         if self.network.cut_since is not None:
             peer.side = self._rng.randrange(2)
-        self.start(Joining(peer).join(), peer)
+        self.start(Newcomer(peer).join(), peer)
 
     def kill(self, peer: SwarmPeer) -> None:
         """Let a peer vanish without a word."""
@@ -148,7 +147,7 @@ class SwarmWorld:
 
     def start_moving(self, peer: SwarmPeer) -> None:
         if len(self.stages) > 1:
-            self.start(moving(peer), peer)
+            self.start(Settled(peer).move(), peer)
 
     # --- watching -----------------------------------------------------------------------------
 
