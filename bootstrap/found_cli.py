@@ -57,10 +57,26 @@ PassedOn = Annotated[
         help="See docs/links.md; 0 passes nothing on.",
     ),
 ]
+MaxUpload = Annotated[
+    str,
+    typer.Option(
+        metavar="RATE",
+        envvar="NOLOCO_MAX_UPLOAD",
+        hidden=True,
+        help="Upload limit, such as 20Mbit, of all that this peer sends.",
+    ),
+]
 Host = Annotated[str, typer.Option(envvar="NOLOCO_HOST", help="Address to listen on.", show_envvar=False)]
 Port = Annotated[
     int,
     typer.Option(envvar="NOLOCO_PORT", min=0, max=65_535, help="TCP port; 0: any.", show_envvar=False),
+]
+Announce = Annotated[
+    list[str] | None,
+    typer.Option(
+        envvar="NOLOCO_ANNOUNCE",
+        help="Multiaddress to announce to other peers, for a port that is mapped.",
+    ),
 ]
 app = App()
 for command in (init, invite, delegate, revoke):
@@ -81,13 +97,7 @@ def bootstrap(
     join: JoinMembers = None,
     host: Host = "0.0.0.0",
     port: Port = SEED_PORT,
-    announce: Annotated[
-        list[str] | None,
-        typer.Option(
-            envvar="NOLOCO_ANNOUNCE",
-            help="Multiaddress to announce to other peers, for a port that is mapped.",
-        ),
-    ] = None,
+    announce: Announce = None,
     address_file: Annotated[
         Path | None, Use.WRITE_FILE, typer.Option(help="Also write the join addresses to this file.")
     ] = None,
@@ -104,6 +114,7 @@ def bootstrap(
         bool, typer.Option(help="Also log what the network layer does.", show_default=False)
     ] = False,
     relay_for_others: PassedOn = "20Mbit",
+    max_upload: MaxUpload = "",
     version: Version = False,
 ) -> None:
     """Found a run and keep its seed peer up.
@@ -132,19 +143,20 @@ def bootstrap(
         with own(directory, "--dir", writes=WRITTEN):
             founded = replace(found(directory, wanted, raw), text="" if run is None else run.text)
             known_as = announced(announce or (), port, founded.peer_id)
-            config = Libp2pConfig(host=host, port=port, announce=known_as)
-            passed_on = _rate(relay_for_others)
+            upload = _rate(max_upload, "--max-upload")
+            config = Libp2pConfig(host=host, port=port, announce=known_as, upload=upload)
+            passed_on = _rate(relay_for_others, "--relay-for-others")
             run_async(keep_seed_peer(founded, config, address_file, dashboard, keep, join or (), passed_on))
     except NolocoError as error:
         fail(error)
 
 
-def _rate(text: str) -> float:
+def _rate(text: str, option: str) -> float:
     """Return bytes per second. Raises `UserError`."""
     try:
         return 0.0 if text in ("", "0") else parse_rate(text)
     except ValueError as error:
-        raise UserError(f"--relay-for-others cannot be used: {error}.") from None
+        raise UserError(f"{option} cannot be used: {error}.") from None
 
 
 def _asked() -> Answered | None:

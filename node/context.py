@@ -253,6 +253,7 @@ def statistics(
         no_peer_seconds=0.0 if counters.no_peer_since is None else now - counters.no_peer_since,
         time=context.transport.now(),
         cannot_save=counters.cannot_save,
+        passed_on=context.transport.passed_on,
         beginning=replica.lineage.beginning,
         begun=replica.lineage.begun if replica.lineage.beginning else None,
         awaited=awaited,

@@ -29,7 +29,8 @@ from bootstrap.creating.invitation import (
     show_code,
 )
 from bootstrap.creating.newcomers import tell_newcomers
-from bootstrap.creating.staying import join_members, stay_with_members
+from bootstrap.creating.passing import bound_in_words, tell_passed_on
+from bootstrap.creating.staying import addresses_to_join, join_members, stay_with_members
 from bootstrap.creating.visit_token import RUN_KEY as RUN_KEY
 from bootstrap.creating.visit_token import issued_token, kept_visit_token
 from bootstrap.creating.words_of_seed import INVITATION, OVER, WordAnswers, invite_by_words, words_in_force
@@ -64,6 +65,7 @@ from protocol.run.signed_manifest import SignedManifest
 from protocol.supervision import Supervisor
 from protocol.transport.base import Transport
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
+from protocol.windows import amount
 
 logger = logging.getLogger(__name__)
 
@@ -255,6 +257,14 @@ class SeedPeer:
             "The founder does not hear who joins.",
         )
 
+    def tell_passed_on(self, rate: float) -> None:
+        """Start logging what is passed on, within so many bytes per second."""
+        self._telling.keep(
+            "telling what is passed on",
+            lambda: tell_passed_on(self.transport, rate),
+            "The founder does not hear what this peer passes on.",
+        )
+
     async def join(self, addresses: Sequence[str]) -> None:
         """Join the members of a run that goes on. Raises `JoinError` if no member of this run answers there."""
         await join_members(self.rpc, self.signed.run_id, addresses)
@@ -333,10 +343,12 @@ async def keep_seed_peer(
                 "ADDRESS of one: newcomers would not find them through it."
             )
         seed.stay_with_members()
-        addresses = seed.transport.addresses()
+        addresses = await addresses_to_join(seed.transport) if join else seed.transport.addresses()
         keep_addresses(founded.seed_key.parent, addresses)
         introduce(founded, addresses, address_file)
         seed.tell_newcomers()
+        print_wrapped(bound_in_words(passed_on))
+        seed.tell_passed_on(passed_on)
         if keeps_copies(founded.signed, keep):
             seed.keep_copies(copies_in(directory))
         page = dashboard_beside(
@@ -347,6 +359,8 @@ async def keep_seed_peer(
         async with health_served(founded.seed_key.parent, seed.health), page:
             await leaving.wait()
         logger.info("The seed peer leaves. The run goes on: newcomers may join through any member.")
+        if passed := transport.passed_on:
+            logger.info("It has passed on %s between members that cannot dial each other.", amount(passed))
     finally:
         await seed.close()
 

@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from node.membership.joining import DIAL_DEADLINE, greet
 from node.storage.state_directory import StateDirectory
 from protocol.errors import JoinError, later
+from protocol.records.addresses import is_private
 from protocol.rpc.rpc import Rpc
+from protocol.transport.base import Transport
 
 LOOK_SECONDS = 15.0
+MOST_NAMED = 2  # addresses of members, to join through them
 LONGEST_PAUSE = 300.0  # between two tries while nobody answers: each says so in the log
 
 
@@ -25,6 +28,22 @@ async def join_members(rpc: Rpc, run_id: str, addresses: Sequence[str]) -> None:
             )
         )
     await greet(rpc, rpc.transport, sorted(reached), run_id, 0)
+
+
+async def addresses_to_join(transport: Transport) -> list[str]:
+    """Return the addresses to join the run at: where all of this peer's are of its own network, members' as well.
+
+    They are those at which it has dialled members itself: call this before anybody has dialled it.
+    """
+    own = transport.addresses()
+    if not all(map(is_private, own)):
+        return own
+    places = await transport.remotes()
+    dialled = [(place, peer) for peer in sorted(places) for place in places[peer][:1]]
+    public = [
+        f"{place}/p2p/{peer}" for place, peer in dialled if place.count("/") == 4 and not is_private(place)
+    ]
+    return [*own, *public[:MOST_NAMED]]
 
 
 async def stay_with_members(rpc: Rpc, directory: StateDirectory) -> None:

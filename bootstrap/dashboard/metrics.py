@@ -115,6 +115,10 @@ class BoardMetrics(Collector):
             "noloco_member_pair_averagings": ("pairs", "Rounds that a member has shared with a partner."),
             "noloco_member_resends": ("resends", "Microbatches that had to be sent again."),
             "noloco_member_gossip_bytes": ("gossip", "Bytes sent for averaging."),
+            "noloco_member_passed_on_bytes": (
+                "passed_on",
+                "Bytes passed on between others that cannot dial each other.",
+            ),
         }
         for kind, families in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
             for name, (field, help_) in families.items():

@@ -39,6 +39,7 @@ class Row(TypedDict):
     expected: float | None
     resends: int
     gossip: int  # bytes sent for averaging
+    passed_on: int  # bytes, between others that cannot dial each other
     uptime: float
     silent: float | None
     to: dict[str, float]  # microbatches sent to a peer, since the answer before
@@ -72,6 +73,7 @@ def row_of(sighting: Sighting, silent: float | None, to: Mapping[str, float]) ->
         expected=stats.expected_spread,
         resends=stats.resends,
         gossip=stats.gossip_bytes,
+        passed_on=stats.passed_on,
         uptime=round(stats.uptime, 1),
         silent=silent,
         to=dict(to),

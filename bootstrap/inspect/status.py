@@ -17,7 +17,7 @@ from rich.text import Text
 
 from bootstrap.display import plain_table
 from bootstrap.inspect.kept_copies import copies_of
-from bootstrap.inspect.observer import Observer, sampled_spreads, spread_of_all, visit
+from bootstrap.inspect.observer import Observer, Sighting, sampled_spreads, spread_of_all, visit
 from bootstrap.inspect.remembering import Memory
 from bootstrap.inspect.seen import Finding, Seen, Severity
 from bootstrap.inspect.table import (
@@ -32,11 +32,15 @@ from bootstrap.inspect.table import (
 )
 from bootstrap.inspect.verdict import in_a_word, tokens_per_second, verdict, versions_told
 from node.watch.words import duration
-from protocol.errors import legible
+from protocol.errors import NolocoError, legible
+from protocol.ground import PeerId
+from protocol.records.addresses import is_loopback
 from protocol.run.manifest import Manifest
 from protocol.version import own_version
+from protocol.windows import amount
 
 WATCH_SECONDS = 5.0
+MOST_PASSING = 8  # nodes that are named with what they have passed on
 MOST_GLYPHS = 12  # of a stage's members
 SIGNS = {
     Severity.ALARM: ("!!", "bold red"),
@@ -76,6 +80,9 @@ class RunStatus:
     manifest: Manifest
     seen: Seen
     spreads: Mapping[int, float] = field(default_factory=dict)  # by stage, on a sample of the weights
+    dialled: Mapping[PeerId, str] = field(
+        default_factory=dict
+    )  # addresses at which peers answered the observer
 
     @property
     def findings(self) -> list[Finding]:
@@ -116,9 +123,21 @@ def shown(status: RunStatus, width: int) -> Group:
         stages,
         Text(),
         node_table(picture, width),
+        *passed_on(status.seen.sightings),
         Text(),
         Text(headline(picture)),
     )
+
+
+def passed_on(sightings: Sequence[Sighting]) -> list[Text]:
+    """A line on the nodes that pass streams on between others, with what each of them has; none without any."""
+    passing = {
+        name_of(s, {}): s.stats.passed_on for s in sightings if s.stats is not None and s.stats.passed_on
+    }
+    most = sorted(passing, key=lambda name: -passing[name])[:MOST_PASSING]
+    told = ", ".join(f"{name} {amount(passing[name])}" for name in most)
+    more = f" and {len(passing) - MOST_PASSING:,} more" if len(passing) > MOST_PASSING else ""
+    return [Text(), Text(f"passed on for others: {told}{more}")] if passing else []
 
 
 def glyphs(seen: Seen) -> Text:
@@ -186,6 +205,8 @@ def as_json(status: RunStatus) -> dict[str, object]:
             "peer": sighting.member.peer,
             "stage": sighting.member.announcement.stage,
             "addresses": sighting.member.announcement.addresses,
+            "through": sighting.member.announcement.through,
+            "join": where_to_join(status, sighting),
             "answers": sighting.stats is not None,
             **({} if sighting.stats is None else sighting.stats.model_dump()),
         }
@@ -214,6 +235,29 @@ def as_json(status: RunStatus) -> dict[str, object]:
     }
 
 
+def where_to_join(status: RunStatus, sighting: Sighting) -> str:
+    """An address to join the run at: the member's, or one of a peer that passes streams on to it; "" for none."""
+    said = sighting.member.announcement
+    if not said.through:
+        return next(iter(said.addresses), "")
+    known = {
+        other.member.peer: other.member.announcement.addresses[0]
+        for other in status.seen.sightings
+        if other.member.announcement.addresses and not other.member.announcement.through
+    }
+    found = (known.get(PeerId(way)) or status.dialled.get(PeerId(way)) for way in said.through)
+    return next(filter(None, found), "")
+
+
+def _through(status: RunStatus, sighting: Sighting) -> str:
+    """Say whose address is shown in place of that of a member that nobody can dial."""
+    if not sighting.member.announcement.through:
+        return ""
+    way = where_to_join(status, sighting).rpartition("/p2p/")[2]
+    names = {other.member.peer: name_of(other, {}) for other in status.seen.sightings}
+    return f"  (of {names.get(PeerId(way), f'…{way[-8:]}')}, which passes streams on to it)"
+
+
 class Watching:
     """One observer's looks. Mutable state: what it remembers of earlier ones."""
 
@@ -229,7 +273,16 @@ class Watching:
         if seen.empty:
             seen = replace(seen, copies=await copies_of(observer, seen.empty))
         spreads = await sampled_spreads(observer, random.SystemRandom())
-        return RunStatus(observer.signed.run_id, observer.manifest, seen, spreads)
+        return RunStatus(observer.signed.run_id, observer.manifest, seen, spreads, await self._dialled())
+
+    async def _dialled(self) -> dict[PeerId, str]:
+        """The addresses at which the peers that are connected were dialled: an observer itself does not listen."""
+        try:
+            places = await self._observer.transport.remotes()
+        except NolocoError:
+            return {}
+        known = ((peer, place) for peer, found in places.items() for place in found[:1])
+        return {peer: f"{place}/p2p/{peer}" for peer, place in known if not is_loopback(place)}
 
 
 async def show_status(
@@ -262,18 +315,19 @@ async def _print_all(watching: Watching, status: RunStatus, *, watch: bool, is_j
         if is_json:
             print(json.dumps(as_json(status)), flush=True)
         else:
-            _print(status)
+            print_status(status)
         if not watch:
             return
         await asyncio.sleep(WATCH_SECONDS)
         status = await watching.look()
 
 
-def _print(status: RunStatus) -> None:
+def print_status(status: RunStatus) -> None:
+    """Print what is `shown`, and for each node an address to join at."""
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = max(console.width, PICTURE_WIDTH)
     console.print(shown(status, console.width))
     for sighting in status.seen.sightings[:MOST_ROWS]:
-        for address in sighting.member.announcement.addresses[:1]:  # where others dial it
-            print(f"{name_of(sighting, {})}  {legible(address)}")
+        if address := where_to_join(status, sighting):
+            print(f"{name_of(sighting, {})}  {legible(address)}{_through(status, sighting)}")

@@ -161,6 +161,7 @@ class Discovery:
         self._alone = self._is_known = False
         self._said = "joining"  # the state, in the last announcement
         self._said_lineage = UNDATED
+        self._said_through = list[str]()  # and the peers that pass streams on to this one
         self._ahead = self._clock_ahead()
         self._twins = Twins()
         self._told_of_twin = False
@@ -188,7 +189,8 @@ class Discovery:
         if (sealed := self._transport.last_put(key)) is not None:
             record, expires = sealed
             self._rpc.introduction = Introduce(stage=stage, level=level, record=record, expires=expires)
-        self._said, self._said_lineage = said.state, said.lineage
+        self._is_known &= said.through == self._said_through
+        self._said, self._said_lineage, self._said_through = said.state, said.lineage, said.through
         if level:  # else it is among those that are read
             self._view.update(me, said, self._transport.now() + self._lifetime)
         for key in sample:
@@ -256,8 +258,9 @@ class Discovery:
             try:
                 self._notice_clock()
                 due = self._announced + self._lifetime / ANNOUNCEMENTS_PER_LIFETIME
-                if self._describe().lineage != self._said_lineage:
-                    due = float("-inf")  # others average with this node, or not, by that
+                said = self._describe()
+                if said.lineage != self._said_lineage or said.through != self._said_through:
+                    due = float("-inf")  # others average with this node, or not, by that, and reach it so
                 is_urgent = math.isinf(due)
                 if not is_urgent:
                     await self.refresh()

@@ -251,7 +251,7 @@ async def find_run(
             state.save_manifest(greeting.signed)
         _tell_of_way(events, greeting, port)
         if inner_port(own) and (outside := outside_addresses(greeting.told, own)):
-            await _announce_outside(transport, outside, own, events)
+            await announce_outside(transport, outside, own, events)
         return greeting
     if known is not None:
         events.warn(
@@ -311,7 +311,7 @@ def _tell_of_way(events: Events, greeting: Greeting, port: int) -> None:
         )
 
 
-async def _announce_outside(transport: Transport, outside: list[str], own: list[str], events: Events) -> None:
+async def announce_outside(transport: Transport, outside: list[str], own: list[str], events: Events) -> None:
     """Let others dial this node where peers say that they have reached it."""
     await transport.announce(outside)
     beside = (

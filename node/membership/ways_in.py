@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from node.membership.joining import DIAL_BACK_DEADLINE
-from node.membership.outside import listening_port
+from node.membership.joining import DIAL_BACK_DEADLINE, announce_outside
+from node.membership.outside import Told, inner_port, listening_port, outside_addresses
 from node.watch.events import Events
 from protocol.errors import NolocoError, Refused
 from protocol.ground import PeerId
 from protocol.messages.peers import Hello, KeepWay, WayKept
+from protocol.records.addresses import is_loopback, is_private, network_of
 from protocol.rpc.rpc import Answer, Request, Rpc
 from protocol.supervision import all_of
 from protocol.windows import short, window
 
 WAYS = 2  # that are kept: one peer may leave
-LOOKED_EVERY = 15.0  # seconds, for those that were lost
+LOOKED_EVERY = 3.0  # seconds, for those that were lost
+UNSETTLED_EVERY = 15.0  # seconds between two tries while nobody passes streams on, or nobody is connected
+LACKING_EVERY = 30.0  # the same while one peer does, and no second one
 RENEWED_EVERY = 200.0  # seconds: a third of what `PassingOn` keeps them for
-TRIED = 3  # peers that are asked to dial this one
+AT_ONCE = 3  # peers that are asked at a time, to dial this one or to pass streams on
 ASKED = 16  # peers that are asked to pass streams on, at most at a time
+MOST_JOINED_THROUGH = 4  # addresses that are named to others
 DEADLINE = 5.0  # seconds for an answer
 
 
@@ -40,9 +44,10 @@ def serve_ways(rpc: Rpc) -> None:
 
 
 class WaysIn:
-    """Keeps `Transport.ways_in` true.
+    """Keeps `Transport.ways_in` true, and the addresses at which others join the run instead of at this node's.
 
-    Mutable state: when they are looked for again, by the loop's clock, and whether a lack of ways has been told.
+    Mutable state: when they are looked for again, by the loop's clock, whether a lack of ways has been told, and
+    the peers that have answered this one.
     """
 
     def __init__(self, rpc: Rpc, events: Events) -> None:
@@ -51,6 +56,8 @@ class WaysIn:
         self._events = events
         self._due = 0.0
         self._has_told = False
+        self._answered = list[PeerId]()
+        self.has_looked = asyncio.Event()  # whether anybody can dial this node, so far as peers say
 
     @window
     def __repr__(self) -> str:
@@ -58,61 +65,89 @@ class WaysIn:
 
     async def run(self) -> None:
         """Look every `LOOKED_EVERY` seconds, for ever. May be started again."""
-        clock = asyncio.get_running_loop().time
+        clock, transport = asyncio.get_running_loop().time, self._rpc.transport
         while True:
-            transport = self._rpc.transport
-            connected = [peer for peer, _ in await transport.peers()]
-            are_there = bool(transport.ways_in) and set(transport.ways_in) <= set(connected)
-            if clock() >= self._due or (transport.ways_in and not are_there):
-                is_hidden = await self._is_hidden(connected)
-                if is_hidden:  # on a busy machine one try comes to nothing, and a way in is slower than none
-                    is_hidden = await self._is_hidden(connected)
-                ways = await self._asked(connected) if is_hidden else []
-                self._tell(ways, is_hidden=bool(is_hidden))
-                transport.ways_in = tuple(ways)
-                is_settled = ways or is_hidden is False
-                self._due = clock() + (RENEWED_EVERY if is_settled else LOOKED_EVERY)
+            places = await transport.remotes()
+            has_lost = not set(transport.ways_in) <= places.keys()
+            if has_lost or clock() >= self._due:
+                await self._look(places, has_lost=has_lost)
+            self.has_looked.set()
             await asyncio.sleep(LOOKED_EVERY)
 
-    async def _is_hidden(self, connected: Sequence[PeerId]) -> bool | None:
-        """Return whether every peer that answers has failed to dial this one; None where no peer answers."""
-        port = listening_port(self._rpc.transport.addresses())
+    async def _look(self, places: Mapping[PeerId, Sequence[str]], *, has_lost: bool) -> None:
+        """Find out whether others can dial this node, and who passes streams on; after a loss only the second."""
+        transport, connected = self._rpc.transport, sorted(places)
+        is_hidden: bool | None = True if connected else None
+        if not has_lost:
+            is_hidden = await self._is_hidden(places)
+            if is_hidden:  # on a busy machine one try comes to nothing, and a way in is slower than none
+                is_hidden = await self._is_hidden(places)
+        ways = await self._asked(connected) if is_hidden else []
+        self._tell(ways, is_hidden=bool(is_hidden))
+        transport.ways_in = tuple(ways)
+        through = dict.fromkeys([*ways, *self._answered] if is_hidden else [])
+        named = [address for peer in through for address in _widest(peer, places.get(peer, ()))]
+        transport.joined_through = tuple(sorted(named, key=is_private)[:MOST_JOINED_THROUGH])
+        pause = RENEWED_EVERY if len(ways) == WAYS or is_hidden is False else UNSETTLED_EVERY
+        self._due = asyncio.get_running_loop().time() + (LACKING_EVERY if 0 < len(ways) < WAYS else pause)
+
+    async def _is_hidden(self, places: Mapping[PeerId, Sequence[str]]) -> bool | None:
+        """Return whether every peer that answers has failed to dial this one; None where no peer answers.
+
+        Where a peer has dialled it from outside, and it announces addresses of its own network alone, it announces
+        that one from then on: a port has been forwarded since it started.
+        """
+        own = self._rpc.transport.addresses()
+        port = listening_port(own)
         if not port:
             return False
-        asked, answers = self._rng.sample(connected, min(ASKED, len(connected))), list[bool]()
-        for start in range(0, len(asked), TRIED):  # some are no members, and say nothing
-            some = await all_of(*(self._dialled_by(peer, port) for peer in asked[start : start + TRIED]))
-            answers += [answer for answer in some if answer is not None]
-            if any(answers) or len(answers) >= TRIED:
+        asked, told = self._rng.sample(sorted(places), min(ASKED, len(places))), list[Told]()
+        self._answered = []
+        for start in range(0, len(asked), AT_ONCE):  # some are no members, and say nothing
+            some = asked[start : start + AT_ONCE]
+            said = await all_of(*(self._dialled_by(peer, port) for peer in some))
+            for peer, address in zip(some, said, strict=True):
+                if address is not None:
+                    self._answered.append(peer)
+                    told.append(Told(address, network_of(places[peer])))
+            if any(one.address for one in told) or len(told) >= AT_ONCE:
                 break
-        return not any(answers) if answers else None
+        reached = [one for one in told if one.address]
+        if inner_port(own) and (outside := outside_addresses(reached, own)):
+            await announce_outside(self._rpc.transport, outside, own, self._events)
+        return not reached if told else None
 
-    async def _dialled_by(self, peer: PeerId, port: int) -> bool | None:
-        """Return whether the peer can dial this one; None where it does not say."""
+    async def _dialled_by(self, peer: PeerId, port: int) -> str | None:
+        """Return the address at which the peer has dialled this one, "" where it cannot; None without an answer."""
         try:
             welcome, _ = await self._rpc.call(peer, Hello(port=port), deadline=DEADLINE + DIAL_BACK_DEADLINE)
         except NolocoError:
             return None
-        return bool(welcome.reached)
+        return welcome.reached
 
     async def _asked(self, connected: Sequence[PeerId]) -> list[PeerId]:
         """Ask peers to pass streams on, those that do first; returns up to `WAYS` that will."""
         before = [peer for peer in self._rpc.transport.ways_in if peer in connected]
         others = [peer for peer in connected if peer not in before]
         self._rng.shuffle(others)
-        found = list[PeerId]()
-        for peer in [*before, *others][:ASKED]:
-            try:
-                await self._rpc.call(peer, KeepWay(), deadline=DEADLINE)
-            except NolocoError:
-                continue
-            found.append(peer)
-            if len(found) == WAYS:
+        found, asked = list[PeerId](), [*before, *others][:ASKED]
+        for start in range(0, len(asked), AT_ONCE):
+            some = asked[start : start + AT_ONCE]
+            will = await all_of(*map(self._passes_on, some))
+            found += [peer for peer, does in zip(some, will, strict=True) if does]
+            if len(found) >= WAYS:
                 break
-        return found
+        return found[:WAYS]
+
+    async def _passes_on(self, peer: PeerId) -> bool:
+        try:
+            await self._rpc.call(peer, KeepWay(), deadline=DEADLINE)
+        except NolocoError:
+            return False
+        return True
 
     def _tell(self, ways: Sequence[PeerId], *, is_hidden: bool) -> None:
-        if ways and not self._rpc.transport.ways_in:
+        if set(ways) - set(self._rpc.transport.ways_in):
             names = ", ".join(f"…{peer[-8:]}" for peer in ways)
             self._events.say(
                 f"Nobody can dial this node: {names} pass{'es' * (len(ways) == 1)} streams on to it.",
@@ -127,3 +162,9 @@ class WaysIn:
                 "--relay-for-others 20Mbit.",
                 "not-reached",
             )
+
+
+def _widest(peer: PeerId, places: Sequence[str]) -> list[str]:
+    """Return the address at which to join through a peer that this one has dialled, if it is one for others."""
+    usable = [place for place in places if place.count("/") == 4 and not is_loopback(place)]
+    return [f"{place}/p2p/{peer}" for place in sorted(usable, key=is_private)[:1]]

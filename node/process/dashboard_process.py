@@ -86,7 +86,7 @@ async def _run(
 def own_addresses(transport: Transport, port: int = 0, host: str = "0.0.0.0") -> list[str]:
     """The addresses at which a process on this machine joins through `transport`, which listens on `port` of `host`.
 
-    Port 0 is not known.
+    Port 0 is not known. Where nobody else can dial it, those of peers at which others can join come before its own.
     """
     try:
         announced = transport.addresses()
@@ -95,4 +95,4 @@ def own_addresses(transport: Transport, port: int = 0, host: str = "0.0.0.0") ->
     near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     kind = "ip6" if ":" in near else "ip4"
     here = [f"/{kind}/{near}/tcp/{port}/p2p/{transport.peer_id}"] if port else []
-    return list(dict.fromkeys([*here, *announced]))
+    return list(dict.fromkeys([*here, *transport.joined_through, *announced]))

@@ -107,7 +107,7 @@ def keep_ways(member: NodeResources) -> None:
     member.transport.pass_on(parse_rate(rate) if rate else 0.0)
     serve_ways(member.rpc)
     if not member.config.announce and member.config.relay:
-        ways = WaysIn(member.rpc, member.events)
+        ways = member.ways = WaysIn(member.rpc, member.events)
         member.supervisor.keep(
             "staying reachable", ways.run, "Whoever cannot dial this node cannot reach it."
         )

@@ -101,7 +101,8 @@ async def serve(config: NodeConfig, phases: Phases, screen: Screen | None = None
     on_interrupt(partial(leave_by_signal, daemon))
 
     def joined_at() -> list[str]:
-        return own_addresses(transport, network.port, network.host) if daemon.knows_run else []
+        is_known = daemon.knows_run and (daemon.member.ways is None or daemon.member.ways.has_looked.is_set())
+        return own_addresses(transport, network.port, network.host) if is_known else []
 
     page = dashboard_beside(
         config.dashboard,

@@ -17,6 +17,7 @@ from node.membership.moving import OwnersPlan
 from node.membership.past import Past
 from node.membership.stage_choice import Abilities
 from node.membership.view import View
+from node.membership.ways_in import WaysIn
 from node.model.compute import Compute
 from node.model.replica import Replica
 from node.service.telling import Teller
@@ -76,6 +77,7 @@ class NodeResources:
     admission: Admission | None = None  # to a run that has rules of access, once it has been found
     plan: OwnersPlan = field(init=False)  # of who serves which stage
     past: Past = field(init=False)  # of the run's stages
+    ways: WaysIn | None = None  # in to this node; None where it looks for none
     copies: CopyService = field(init=False)  # of stages, on this node's disk
     abilities: Abilities = field(init=False)
     tokenizer: RunTokenizer = field(init=False)

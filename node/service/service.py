@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 
@@ -20,6 +20,7 @@ from node.machine.limits import tcp_port
 from node.membership.discovery import Discovery
 from node.membership.hearsay import hear_about, show
 from node.membership.past import ask_of_past
+from node.membership.ways_in import WaysIn
 from node.model.compiling import NOT_COMPILED, Compiling
 from node.model.compute import Compute, Priority
 from node.model.dry_run import dry_run
@@ -61,6 +62,7 @@ logger = logging.getLogger(__name__)
 
 FEW_OTHERS = 4  # replicas, up to which a stage is small
 TRAINED = ("serving", "finished")  # states of a replica that has its stage's state
+LONGEST_LOOK = 30.0  # seconds for finding out whether others can dial this node
 SETTLE_SECONDS = 1.0  # for the last receipts: nobody waits longer for them to leave
 
 
@@ -312,7 +314,7 @@ class Service:
             return ""
         if missing != self._told_missing:
             self._told_missing = missing
-            address = min(self.context.transport.addresses(), key=is_loopback)
+            address = min(self.context.transport.addresses_to_join(), key=is_loopback)
             token = " --token TOKEN" if self.context.manifest.access.private else ""
             told = "Another machine serves stage %s with: noloco join %s --stage %s%s"
             logger.info(told, missing[0], address, missing[0], token)
@@ -343,7 +345,24 @@ class Service:
         if member.surroundings.state is not None:
             member.surroundings.state.remember(port=tcp_port(addresses), stage=self.stage)
         member.events.emit("addresses", addresses=addresses)
-        logger.info("Others may join through this node:")
+        if member.ways is None or member.ways.has_looked.is_set():
+            self._tell_how_to_join()
+        else:
+            self._background.spawn(self._tell_once_known(member.ways), "telling how others join")
+
+    async def _tell_once_known(self, ways: WaysIn) -> None:
+        """Log the lines to join with once this node knows whether others can dial it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LONGEST_LOOK):
+                await ways.has_looked.wait()
+        self._tell_how_to_join()
+
+    def _tell_how_to_join(self) -> None:
+        transport, whose = self._member.transport, " through this node"
+        if transport.joined_through:
+            whose = "; not through this node, which nobody can dial, but through its peers"
+        logger.info("Others may join%s:", whose)
+        addresses = transport.addresses_to_join()
         for address in [one for one in addresses if not is_loopback(one)] or addresses:
             logger.info("  noloco join %s", address)
 

@@ -139,6 +139,7 @@ class Teller:
             next_stage=manifest.stage_after(context.stage),
             of_peak=use.share_of_peak,
             device=use.name,
+            passed_on=context.transport.passed_on,
         )
 
     def _seconds_left(self, service: Served, rate: float, now: float) -> float | None:

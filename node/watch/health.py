@@ -117,9 +117,9 @@ def _obey(line: bytes, orders: Orders) -> Report:
 
 
 def reached_at(transport: Transport) -> Report:
-    """The part of a report that every peer gives: where others dial it; unhealthy while it has no network."""
+    """The part of a report that every peer gives: where others join through it; unhealthy while it has no network."""
     try:
-        return {"healthy": True, "addresses": transport.addresses()}
+        return {"healthy": True, "addresses": transport.addresses_to_join()}
     except TransportDown as problem:
         return {"healthy": False, "reason": str(problem)}
 

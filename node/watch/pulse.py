@@ -10,6 +10,7 @@ from node.watch.loss_history import has_jumped
 from node.watch.time_use import Idle
 from node.watch.words import count, duration, jump_sentence
 from protocol.messages.peers import LossBest, LossTrend
+from protocol.windows import amount
 
 BUSY = 0.97  # above it, what is waited for is not worth a word
 
@@ -36,6 +37,7 @@ class Pulse:
     device: str = ""  # as its driver calls it
     best: LossBest | None = None  # loss so far
     time: float = 0.0  # wall clock
+    passed_on: int = 0  # bytes, between others that cannot dial each other
 
 
 def sentence(pulse: Pulse) -> str:
@@ -87,7 +89,8 @@ def device_in_words(pulse: Pulse) -> str:
 
 def network_in_words(pulse: Pulse) -> str:
     up, down = (8e-6 * rate for rate in (pulse.upload, pulse.download))
-    return f"{up:.3g} Mbit/s up, {down:.3g} down"
+    passed = f", {amount(pulse.passed_on)} passed on for others" if pulse.passed_on else ""
+    return f"{up:.3g} Mbit/s up, {down:.3g} down{passed}"
 
 
 def farewell(seconds: float, tokens: int, rounds: int, arguments: Sequence[str] | None) -> str:

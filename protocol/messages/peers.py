@@ -266,6 +266,7 @@ class NodeStats(Message, kind="node-stats"):
     no_peer_seconds: Size = 0.0  # for which a microbatch has waited here since nobody serves the next stage
     time: Figure | None = None  # its wall clock as it answers
     cannot_save: bool = False  # its last checkpoint could not be written
+    passed_on: Natural = 0  # bytes, between peers that cannot dial each other
     probe_breaches: Natural = 0  # probes refused because there were too many, and answers that were nonsense
     device: ShortText = ""  # as its driver calls it, or "cpu"; empty: not told
     memory: Natural = 0  # bytes that the node takes of the device's

@@ -157,6 +157,12 @@ def is_loopback(address: str) -> bool:
     return host is not None and host.is_loopback
 
 
+def is_private(address: str) -> bool:
+    """Return whether an address leads anywhere within its own network or machine alone; false for a name."""
+    host = host_of(address)
+    return host is not None and not host.is_global
+
+
 def network_of(addresses: Sequence[str]) -> str:
     """The network, /24 or /48, of the first of them that is public, else of the first that is any; empty without.
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -61,6 +62,7 @@ logger = logging.getLogger(__name__)
 
 MAX_STREAMS_PER_PEER = 8
 IDLE_SECONDS = 300.0  # without a request, after which a stream is closed when another one is opened
+MOVING_PAUSE = 0.5  # seconds between two looks at whether an old stream is of use any more
 DEFAULT_PAYLOADS: dict[Traffic, int] = dict.fromkeys(Traffic, 1024 * 1024)
 Reply = TypeVar("Reply", bound=Message)
 T = TypeVar("T")
@@ -92,6 +94,9 @@ class Rpc:
         self._channels: dict[tuple[PeerId, Traffic], Channel] = {}
         # for as long as somebody waits for the channel
         self._opening = WeakValueDictionary[tuple[PeerId, Traffic], asyncio.Lock]()
+        self._moving = set[
+            PeerId
+        ]()  # whose requests go over a better stream while an older one is still answered
         self._streams_from: dict[PeerId, set[Stream]] = {}
         # for as long as a stream or an answer under way holds them: a peer that closes its streams and comes back
         # finds no fresh places
@@ -270,8 +275,25 @@ class Rpc:
         async with self._opening.setdefault((peer, traffic), asyncio.Lock()):
             channel = self._channels.get((peer, traffic))
             if channel is None or channel.broken:
-                channel = await self._open(peer, traffic, deadline, ahead)
+                return await self._open(peer, traffic, deadline, ahead)
+            if channel.stream.is_superseded and peer not in self._moving:
+                with suppress(PeerUnreachable, DeadlineExceeded):
+                    better = await self._open(peer, traffic, deadline, ahead)
+                    self._moving.add(peer)
+                    self._supervisor.spawn(
+                        self._end_once_idle(peer, channel), "leaving a stream for a better one"
+                    )
+                    return better
             return channel
+
+    async def _end_once_idle(self, peer: PeerId, channel: Channel) -> None:
+        """End a channel once nothing waits for an answer on it. One of a peer at a time: its places are few."""
+        try:
+            while answers := [answer for answer, _ in channel.waiting.values()]:
+                await asyncio.wait(answers, timeout=MOVING_PAUSE)
+            channel.close(PeerUnreachable("there is a better stream"))
+        finally:
+            self._moving.discard(peer)
 
     async def _open(self, peer: PeerId, traffic: Traffic, deadline: float, ahead: bool) -> Channel:
         """A channel over a new stream; `ahead` of the other's word, where what follows may be sent in vain."""

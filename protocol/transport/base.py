@@ -30,6 +30,11 @@ class Stream(abc.ABC):
         """The loop's time at which the network last took bytes of a `write`, to about 0.2 s; 0 before."""
         return 0.0
 
+    @property
+    def is_superseded(self) -> bool:
+        """True if there is a better way to the peer than this stream's by now; a new stream takes it."""
+        return False
+
     @abc.abstractmethod
     async def read(self, size: int) -> Buffer:
         """Exactly `size` bytes, which belong to the caller. No deadline of its own.
@@ -62,6 +67,8 @@ class Transport(abc.ABC):
 
     peer_id: PeerId
     ways_in: tuple[PeerId, ...] = ()  # who passes streams on to this peer, as its record says
+    # addresses of other peers, at which to join the run, where nobody can dial this one
+    joined_through: tuple[str, ...] = ()
     refuses: Callable[[PeerId], bool] = staticmethod(
         lambda peer: False
     )  # whose streams end before they are read
@@ -112,6 +119,10 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     def addresses(self) -> list[str]:
         """Multiaddresses, with /p2p/<peer id>, under which others may dial this peer."""
+
+    def addresses_to_join(self) -> list[str]:
+        """The addresses that others may join the run at through this peer: other peers', where none can dial it."""
+        return list(self.joined_through) or self.addresses()
 
     @abc.abstractmethod
     async def connect(self, addresses: Sequence[str], deadline: float) -> list[PeerId]:

@@ -25,18 +25,21 @@ DIALS = (8, 8 / 60), (60, 1.0)
 DIAL_BACKS = (5, 5 / 60), (60, 1.0)  # a newcomer greets some five times, and many may come at once
 FIRST_PAUSE = 1.0  # seconds, twice as long with each failure
 LONGEST_PAUSE = 60.0
+# the same for a peer that others reach through third ones: that it cannot be dialled is what is expected
+FIRST_DIRECT, LONGEST_DIRECT = 30.0, 600.0
 
 
 class Dials:
     """Limits which addresses of other peers' records are dialled, how often, and when after a failure.
 
-    Mutable state: the addresses in peers' records, who could not be reached how often and rests until when, and
-    what may still be dialled. Times are elapsed seconds.
+    Mutable state: the addresses in peers' records, who could not be reached how often and rests until when, who was
+    dialled in vain beside a way through third peers, and what may still be dialled. Times are elapsed seconds.
     """
 
     def __init__(self) -> None:
         self._learned = PeerTable[list[str]](MOST_PEERS)
         self._failures = PeerTable[tuple[int, float]](MOST_PEERS)
+        self._direct = PeerTable[tuple[int, float]](MOST_PEERS)
         self._dials, self._dial_backs = Allowance(*DIALS), Allowance(*DIAL_BACKS)
 
     @window
@@ -59,6 +62,14 @@ class Dials:
         wanted = dialable(self._learned.get(peer, []), here)
         return [address for address in wanted if self._dials.take(peer, 1, now)]
 
+    def take_direct(self, peer: PeerId, here: Whereabouts, now: float) -> list[str]:
+        """The addresses at which to try a peer that is reached through third ones; none if that was done of late."""
+        tries, until = self._direct.get(peer, (0, now))
+        if now < until or not (addresses := self.take(peer, here, now)):
+            return []
+        self._direct[peer] = tries + 1, now + doubled(FIRST_DIRECT, tries, LONGEST_DIRECT)
+        return addresses
+
     def take_back(self, peer: PeerId, now: float) -> bool:
         """Return whether the peer, which asks for it, may be dialled back now; it then counts as done."""
         return self._dial_backs.take(peer, 1, now)
@@ -77,3 +88,4 @@ class Dials:
 
     def succeeded(self, peer: PeerId) -> None:
         self._failures.pop(peer, None)
+        self._direct.pop(peer, None)

@@ -52,6 +52,8 @@ _BOOK_ADDRESSES = 4  # of each
 _REJOIN_DEADLINE = 15.0  # seconds
 _RESTART_DEADLINE = 30.0  # seconds for p2pd to be up again and to have dialled whom it knew
 _LONGEST_PAUSE = 30.0  # seconds between attempts to restart p2pd
+# seconds of advance that dialling a peer directly has, before a stream goes through others, and that it takes at most
+HEAD_START, DIRECT_DEADLINE = 0.5, 5.0
 WATCHDOG = "watching the network process"
 
 
@@ -138,7 +140,7 @@ class Libp2pTransport(Transport):
     async def open(self, peer: PeerId, protocol: str, deadline: float, *, ahead: bool = False) -> Stream:
         """See `Transport.open`. A peer that could not be reached rests for a while, unless it comes by itself."""
         session, clock = self._up(), asyncio.get_running_loop().time
-        if self._thirds.ways_to(peer) and not (await session.remotes()).get(peer):
+        if self._thirds.ways_to(peer) and not await self._is_direct(session, peer, min(HEAD_START, deadline)):
             return await self._thirds.open(peer, protocol, deadline)
         if self._dials.rests(peer, clock()) and peer not in await session.connected(deadline):
             raise PeerUnreachable(f"{peer} could not be reached a moment ago")
@@ -150,6 +152,35 @@ class Libp2pTransport(Transport):
             if isinstance(error, PeerUnreachable):
                 raise PeerUnreachable(f"{peer} cannot be reached for {protocol}: {error}") from error
             raise DeadlineExceeded(f"{peer} did not accept {protocol} within {deadline:g} s") from error
+
+    async def _is_direct(self, session: Session, peer: PeerId, patience: float) -> bool:
+        """Return whether a connection to a peer that others pass streams on to is there; it is dialled before."""
+        if (await session.remotes()).get(peer):
+            return True
+        dial = self._dial_directly(session, peer)
+        if dial is None:
+            return False
+        await asyncio.wait([dial], timeout=patience)
+        return dial.done() and not dial.cancelled() and dial.result()
+
+    def _dial_directly(self, session: Session, peer: PeerId) -> asyncio.Task[bool] | None:
+        """Dial a peer that others pass streams on to; None where its record has no usable address, or it rests."""
+        addresses = self._dials.take_direct(
+            peer, self._whereabouts(session), asyncio.get_running_loop().time()
+        )
+        if not addresses:
+            return None
+        return self._supervisor.start(session.dial_any(peer, addresses, DIRECT_DEADLINE))
+
+    async def _leave_ways(self, session: Session) -> None:
+        """Have streams that go through others replaced by direct ones; dial their peers for that now and then."""
+        if relayed := self._thirds.relayed():
+            places = await session.remotes()
+            for peer in relayed:
+                if places.get(peer):
+                    self._thirds.supersede(peer)
+                else:
+                    self._dial_directly(session, peer)
 
     async def _open(
         self, session: Session, peer: PeerId, protocol: str, deadline: float, ahead: bool
@@ -346,6 +377,7 @@ class Libp2pTransport(Transport):
                     continue  # who comes back again and again would push others out of the book
                 known = self._book.get(peer) or await self._addresses_of(session, peer)
                 self._book[peer] = known[:_BOOK_ADDRESSES]
+            await self._leave_ways(session)
         except NolocoError as error:
             logger.debug("p2pd did not say who is connected: %s", error)
 

@@ -103,7 +103,8 @@ class Certificate:
 class RelayedStream(Stream):
     """Encrypted from this end to `remote`, over a stream to the peer between them.
 
-    Mutable state: what OpenSSL keeps of the connection, and the bytes on their way into and out of it.
+    Mutable state: what OpenSSL keeps of the connection, the bytes on their way into and out of it, and whether there
+    is a direct connection by now.
     """
 
     def __init__(self, remote: PeerId, carrier: Stream, context: ssl.SSLContext, *, is_server: bool) -> None:
@@ -112,6 +113,7 @@ class RelayedStream(Stream):
         self._came, self._goes = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._came, self._goes, server_side=is_server)
         self._writing = asyncio.Lock()  # frames of several tasks do not mix
+        self._is_superseded = False
 
     @window
     def __repr__(self) -> str:
@@ -121,6 +123,14 @@ class RelayedStream(Stream):
     def through(self) -> PeerId:
         """The peer between the two ends."""
         return self._carrier.remote
+
+    @property
+    def is_superseded(self) -> bool:
+        return self._is_superseded
+
+    def supersede(self) -> None:
+        """Note that there is a direct connection to the peer."""
+        self._is_superseded = True
 
     @property
     def heard(self) -> float:

@@ -20,6 +20,7 @@ from protocol.windows import counted, window
 logger = logging.getLogger(__name__)
 
 PASSING_DEADLINE = 10.0  # seconds for a third peer to pass a stream on, and for its other end to answer
+REST = 60.0  # seconds for which a peer through which no stream came is the last that is tried
 MOST_KNOWN = 4_096  # peers of which it is known who passes streams on to them
 
 # Streams that are passed on to this peer, at once and a second, by each peer and by all: to prove who is at the other
@@ -32,8 +33,8 @@ Opens = Callable[[PeerId, str, float], Awaitable[Stream]]
 class ThirdPeers:
     """A peer's dealings with third ones.
 
-    Mutable state: who passes streams on to which peers, the relayed streams that are open, and the certificate for
-    them, which lies in the folder of the p2pd that runs.
+    Mutable state: who passes streams on to which peers, through whom none came and when, the relayed streams that are
+    open, and the certificate for them, which lies in the folder of the p2pd that runs.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class ThirdPeers:
         self._certificate: Certificate | None = None
         self._ways = PeerTable[list[PeerId]](MOST_KNOWN)
         self._open = PeerTable[WeakSet[RelayedStream]](MOST_KNOWN)
+        self._failed = PeerTable[float](MOST_KNOWN)
 
     @window
     def __repr__(self) -> str:
@@ -89,7 +91,10 @@ class ThirdPeers:
         """A stream through the first peer that passes it on. Raises `PeerUnreachable`."""
         clock, failure = asyncio.get_running_loop().time, "nobody passes streams on to it"
         ends = clock() + deadline
-        for between in self.ways_to(peer):
+        # those last through which nothing came of late: their ends may not have noticed yet
+        for between in sorted(
+            self.ways_to(peer), key=lambda one: self._failed.get(one, 0.0) + REST > clock()
+        ):
             own, left = self._certificate, min(PASSING_DEADLINE, ends - clock())
             if own is None or left <= 0:
                 break
@@ -98,6 +103,7 @@ class ThirdPeers:
                 await ask_to_pass_on(carrier, peer, protocol)
                 return self._noted(await call_through(carrier, peer, own, left))
             except (PeerUnreachable, DeadlineExceeded) as error:
+                self._failed[between] = clock()
                 failure = f"through {between}: {error}"
         raise PeerUnreachable(f"{peer} cannot be reached {failure}")
 
@@ -130,6 +136,17 @@ class ThirdPeers:
             here = self._open[stream.remote] = WeakSet()
         here.add(stream)
         return stream
+
+    def relayed(self) -> list[PeerId]:
+        """The peers at the other ends of the streams that go through others."""
+        for peer in [peer for peer, streams in self._open.items() if not streams]:
+            del self._open[peer]
+        return list(self._open)
+
+    def supersede(self, peer: PeerId) -> None:
+        """Note that there is a direct connection to the peer: what begins on these streams' behalf takes it."""
+        for stream in list(self._open.get(peer, ())):
+            stream.supersede()
 
     def shut_out(self, peer: PeerId) -> None:
         """Close the streams from and to `peer` that go through others."""

@@ -13,13 +13,16 @@ from node.service.telling import LINE_SECONDS, Teller
 from node.storage.state_directory import StateDirectory
 from node.watch.phases import Phases
 from node.watch.time_use import TimeUse
+from protocol.messages.peers import GetStats
+from protocol.transport.base import Transport
 from tests.swarm.micro import FOREVER, micro_swarm, run_swarm, step_of, until
 
 
 def test_a_line_every_half_minute_and_tokens_that_add_up_over_lives(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "noloco")
+    monkeypatch.setattr(Transport, "passed_on", property(lambda self: 3 << 20))
     state = StateDirectory(tmp_path)
     config = NodeConfig(state_dir=tmp_path, max_minutes=10)
 
@@ -38,6 +41,8 @@ def test_a_line_every_half_minute_and_tokens_that_add_up_over_lives(
             telling.cancel()
             teller.end(node.service)
             given.append(given[-1] + node.context.throughput.tokens - before)
+            stats, _ = await swarm.seed_peer.rpc.call(node.transport.peer_id, GetStats(), deadline=5.0)
+            assert stats.passed_on == 3 << 20
             assert state.given() == pytest.approx(given[-1], rel=0.1)
         for number in list(swarm.nodes):
             swarm.kill(number)
@@ -49,6 +54,7 @@ def test_a_line_every_half_minute_and_tokens_that_add_up_over_lives(
     assert len(lines) == 4
     assert all("tokens/s, busy " in line and "tokens given in all" in line for line in lines)
     assert "about 9.5 min left" in lines[0]
+    assert ", 3.0 MiB passed on for others, " in lines[0]
     farewells = [line for line in caplog.messages if line.startswith("This node was here for 66 s")]
     assert len(farewells) == 2
     assert farewells[0].endswith(f"noloco join --state-dir={tmp_path} --max-minutes=10.0")
@@ -103,3 +109,23 @@ def test_a_last_stage_without_a_first_names_it_and_the_line_to_pass_on(
     assert len(lines) == 1, "however often it is looked at"
     assert "noloco join " in lines[0]
     assert lines[0].endswith(" --stage 0")
+
+
+def test_every_line_to_join_with_of_a_hidden_node_names_its_peers(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "node.service.service")
+    way = "/ip4/8.8.8.8/tcp/4001/p2p/12D3KooWEXAMPLE"
+
+    async def main() -> None:
+        swarm = micro_swarm(inner__total_steps=FOREVER)
+        await swarm.seed_peer.start()
+        last = swarm.add(0, stage=1, relay=False)  # looks for no ways in by itself
+        last.transport.joined_through = (way,)
+        await until(lambda: any("Others may join" in line for line in caplog.messages))
+        assert "stage 0" in last.member.events.phases.missing()
+        swarm.kill(0)
+        await swarm.leave()
+
+    run_swarm(main())
+    lines = [line for line in caplog.messages if "noloco join" in line]
+    assert lines[0] == f"  noloco join {way}"
+    assert lines[1:] == [f"Another machine serves stage 0 with: noloco join {way} --stage 0"]

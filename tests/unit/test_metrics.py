@@ -29,7 +29,7 @@ def exposed(state: str = "serving", step: int = 7) -> bytes:
         stats = NodeStats(
             stage=stage, state=state, step=step, round=1, loss=2.5, tokens=512, tokens_per_second=100.0, spread=1e-3,
             best=LossBest(2.4, 30.0),
-            expected_spread=2e-3, recent_compute_fraction=0.5, gossip_bytes=9, uptime=60.0,
+            expected_spread=2e-3, recent_compute_fraction=0.5, gossip_bytes=9, uptime=60.0, passed_on=12,
         )  # fmt: skip
         record = Announcement(stage=stage, state="serving", since=0.0)
         board.see(Sighting(Member(Identity.from_seed("metrics", stage).peer_id, record, 1e12), stats), 60.0)
@@ -81,3 +81,8 @@ def test_each_setback_has_an_alert() -> None:
     asked = " ".join(queries())
     for kind in ("loss-jumped", "begun-anew", "waiting", "step-fell-back"):
         assert f'noloco_finding{{kind="{kind}"' in asked
+
+
+def test_what_a_member_passes_on_between_others_is_counted() -> None:
+    peer = Identity.from_seed("metrics", 0).peer_id
+    assert f'noloco_member_passed_on_bytes_total{{peer="{peer}",stage="0"}} 12.0' in exposed().decode()

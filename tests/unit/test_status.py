@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.seen import Seen
-from bootstrap.inspect.status import RunStatus, as_json, shown
+from bootstrap.inspect.status import RunStatus, as_json, print_status, shown
+from protocol.records.identity import Identity
 from protocol.run.manifest import load_preset
 from tests.unit.test_verdict import FALLS, node, pairs, silent
 
@@ -103,3 +105,48 @@ def test_a_complete_run_has_no_time_left(state: str) -> None:
     progress = status(pairs(2, state=state, step=MANIFEST.inner.total_steps)).progress
     assert progress.step == MANIFEST.inner.total_steps
     assert progress.seconds_left == (None if state == "finished" else 0.0)
+
+
+def test_the_address_of_a_member_that_nobody_can_dial_is_that_of_a_peer_that_passes_streams_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    open_, hidden, through_seed = node(0, 0), node(0, 1), node(1, 0)
+    seed = Identity.from_seed("seed").peer_id
+    at = f"/ip4/8.8.8.8/tcp/4001/p2p/{open_.member.peer}"
+
+    def told(sighting: Sighting, name: str, address: str, *through: str) -> Sighting:
+        changed = {"addresses": [address], "through": list(through), "name": name}
+        record = sighting.member.announcement.model_copy(update=changed)
+        return replace(sighting, member=replace(sighting.member, announcement=record))
+
+    home = "/ip4/192.168.1.2/tcp/4001/p2p/12D3KooWHOME"
+    sightings = [
+        told(open_, "open", at),
+        told(hidden, "hidden", home, seed, open_.member.peer),
+        told(through_seed, "far", home, seed),
+    ]
+    seen = replace(status(sightings), dialled={})
+    print_status(seen)
+    lines = capsys.readouterr().out.splitlines()
+    assert f"open  {at}" in lines
+    assert f"hidden  {at}  (of open, which passes streams on to it)" in lines
+    assert not any("192.168" in line for line in lines)
+    by_seed = f"/ip4/9.9.9.9/tcp/4001/p2p/{seed}"
+    seen = replace(seen, dialled={seed: by_seed})
+    print_status(seen)
+    lines = capsys.readouterr().out.splitlines()
+    assert f"far  {by_seed}  (of …{seed[-8:]}, which passes streams on to it)" in lines
+    entries = as_json(seen)["nodes"]
+    assert isinstance(entries, list)
+    assert [entry["join"] for entry in entries] == [at, by_seed, by_seed]
+    assert [entry["through"] for entry in entries] == [[], [seed, open_.member.peer], [seed]]
+
+
+def test_what_nodes_pass_on_between_others_has_a_line_of_its_own() -> None:
+    assert not any("passed on" in line for line in text_of(pairs(2)))
+    lines = text_of([node(0, 0, passed_on=3 << 20), node(0, 1), *(node(1, n, passed_on=n) for n in range(9))])
+    (line,) = [line for line in lines if "passed on" in line]
+    assert line.startswith(f"passed on for others: {node(0, 0).member.peer[-8:]} 3.0 MiB, ")
+    entries = as_json(status([node(0, 0, passed_on=5)]))["nodes"]
+    assert isinstance(entries, list)
+    assert entries[0]["passed_on"] == 5

@@ -103,7 +103,8 @@ function draw() {
 function describe(row) {
   const to = Object.entries(row.to).map(([peer, rate]) => `${called(peer)} (${amount(rate, 2)}/s)`).join(", ");
   return `${called(row.id)}, stage ${row.stage}, up ${duration(row.uptime)}` + (to ? `; sends microbatches to ${to}` : "")
-    + (row.partner ? `; averaged with ${called(row.partner)} last` : "");
+    + (row.partner ? `; averaged with ${called(row.partner)} last` : "")
+    + (row.passed_on ? `; has passed on ${amount(row.passed_on)}B between others that cannot dial each other` : "");
 }
 
 // --- the time ------------------------------------------------------------------------------------
