@@ -141,12 +141,12 @@ def test_a_node_for_which_the_stage_is_too_large_stays_and_another_goes(
 ) -> None:
     require, too_small = Abilities.require, list[Abilities]()
 
-    def of_the_first(self: Abilities, stage: int, freed: int = 0) -> None:
+    def of_the_first(self: Abilities, stage: int, freed: int = 0, leaving: int | None = None) -> None:
         if freed and not too_small:
             too_small.append(self)
         if freed and self in too_small:
             raise ResourceError("Stage 1 needs 900 GiB of memory.")
-        require(self, stage, freed)
+        require(self, stage, freed, leaving)
 
     async def main() -> None:
         swarm = await settled(2, 3)
