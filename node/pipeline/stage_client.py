@@ -1,4 +1,4 @@
-"""Has the next stage compute a microbatch: asks one peer, and another one when that fails or takes long."""
+"""Has the next stage compute a microbatch: drives its `Passage` with messages and a timer."""
 
 from __future__ import annotations
 
@@ -6,200 +6,275 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from node.context import Context
 from node.pipeline.checks import Checks
 from node.pipeline.conduct import Conduct
-from node.pipeline.gradient_screen import CONTENT
-from node.pipeline.late_answers import Asking, Late, LateAnswers
+from node.pipeline.gradient_screen import GradientScreen
+from node.pipeline.late_answers import Asking, LateAnswers
 from node.pipeline.microbatch import Microbatch
 from node.pipeline.next_stage import NextStage
+from node.pipeline.passage import (
+    Action,
+    Answered,
+    AskBacklog,
+    BacklogKnown,
+    BacklogUnknown,
+    Blame,
+    Due,
+    Event,
+    Failed,
+    GiveUp,
+    LetFinish,
+    NetworkDown,
+    Passage,
+    Report,
+    ReportNobody,
+    Send,
+    SetTimer,
+    Take,
+    TurnedDown,
+    Withdrawn,
+)
+from node.pipeline.routing import FixedRouter, Router
 from protocol.codecs.codec import Encoded
-from protocol.errors import DeadlineExceeded, PeerUnreachable, Refused, TransportDown, WireError
+from protocol.errors import (
+    DeadlineExceeded,
+    NolocoError,
+    PeerUnreachable,
+    Refused,
+    TransportDown,
+    WireError,
+)
 from protocol.ground import PeerId
 from protocol.messages import Progress
-from protocol.supervision import seen
+from protocol.messages.training import Forward, GetBacklog, Gradient, Return
+from protocol.rpc.patience import Patience, ignore
+from protocol.supervision import all_of
 
 logger = logging.getLogger(__name__)
-
-RETRY_SECONDS = 0.05  # before asking again peers that were all busy, doubling up to the next line
-MOST_RETRY_SECONDS = 0.8
-PAUSE_SECONDS = 0.5  # between looks for a live peer of the next stage
-MOST_ASKED = 3  # peers that have one microbatch at once
-ENOUGH_REFUSALS = 2  # peers that refuse a microbatch for its content: it is the content
 
 
 @dataclass
 class _Sending:
-    """A microbatch on its way to the next stage, and what became of it so far. Times are `View.elapsed`."""
+    """A microbatch on its way to the next stage: what is sent, and the requests under way."""
 
     microbatch: Microbatch
     parcel: list[Encoded]
-    due: float  # when a peer is asked, perhaps beside others
-    waiting_since: float  # for a peer that takes it
-    pause: float = RETRY_SECONDS
-    tried: set[PeerId] = field(default_factory=set)
-    # of peers that refuse its content, or whose answer this node refuses, and when they were asked
-    refusals: dict[PeerId, tuple[Refused, float]] = field(default_factory=dict)
-    asked: dict[PeerId, tuple[Asking, float]] = field(default_factory=dict)  # under way, and since when
-
-    @property
-    def askings(self) -> Iterable[Asking]:
-        return [asking for asking, _ in self.asked.values()]
+    passage: Passage
+    due: float  # when the timer fires, by `View.elapsed`
+    requests: dict[PeerId, Asking] = field(default_factory=dict)
+    answer: tuple[float, torch.Tensor] | None = None  # the first one
+    taken_of: PeerId | None = None
 
     def note_progress(self, peer: PeerId, progress: Progress) -> None:
         """Note that the microbatch gets on, by the word of the peer that was asked last."""
-        if next(reversed(self.asked), None) == peer:
+        if next(reversed(self.requests), None) == peer:
             self.microbatch.note_onward(progress)
 
 
 class StageClient:
-    """Sends microbatches to peers of the next stage and tries another peer when one fails or takes long."""
+    """Sends microbatches to peers of the next stage, as the `Passage` of each says.
+
+    In a ring the stage after the last is the first one; the peer that drew the sequences comes before random ones.
+    """
 
     def __init__(self, context: Context, rng: random.Random) -> None:
+        manifest, view = context.manifest, context.view
         self._context = context
-        self._next = NextStage(context, rng)
-        self._conduct = Conduct(context, self._next.stage)
+        self._stage = manifest.stage_after(context.stage)
+        self._returns = self._stage == 0
+        # what returns to its origin, or goes to a fixed peer, leaves no choice
+        is_random = manifest.routing == "random" and not self._returns
+        if manifest.routing == "fixed":
+            router: Router = FixedRouter(rng, self._own_place)
+        else:
+            router = Router(rng, view.shares, view.ledger.is_proven)
+        behind, limit = manifest.hops - 1 - context.stage, manifest.limits.microbatch_deadline
+        self._next = NextStage(router, limit, behind, view.group_of, is_random)
+        self._screen = GradientScreen()
+        self._conduct = Conduct(context, self._stage)
         self._checks = Checks(context, context.random())
         self._late = LateAnswers(context, self._conduct)
         self._tasks = context.supervisor.group()
-        self._leaving = False
+
+    def _own_place(self) -> int:
+        """The place of this replica among those of its stage, by peer id."""
+        context = self._context
+        others = context.view.serving(context.stage, context.transport.now())
+        return sum(peer < context.me for peer in others)
 
     def prepare_to_leave(self) -> None:
         """Send what others can still take; do not wait for peers that may never come."""
-        self._leaving = True
+        self._next.is_leaving = True
 
     async def send(self, microbatch: Microbatch, parcel: list[Encoded]) -> tuple[float, torch.Tensor]:
         """Send to random peers of the next stage until one answers; returns its loss and the gradient.
 
-        The parcel has activations and labels. Each failure costs one resend to another peer. When an answer takes far
-        longer than usual, another peer is asked as well and the first answer counts. With no live peer this waits for
-        one to appear. Raises `Refused` when two peers, or the only one, refuse it for its content or give
-        gradients for it that are out of all proportion.
+        The parcel has activations and labels. Raises `Refused` when two peers, or the only one, refuse it for its
+        content or give gradients for it that are out of all proportion.
         """
-        now = self._context.view.elapsed()
-        sending = _Sending(microbatch, parcel, now, now)
+        now, origin = self._context.view.elapsed(), microbatch.origin
+        home = origin.peer if self._returns and origin is not None else None
+        sending = _Sending(microbatch, parcel, Passage(self._next, now, home), now)
         try:
-            while True:
-                await self._ask_when_due(sending)
-                for peer in await self._ended(sending):
-                    asking, asked = sending.asked.pop(peer)
-                    answer = await self._outcome(sending, peer, asking, asked)
-                    if answer is not None:
-                        self._accept(sending, peer, asked, answer[1])
-                        return answer
+            while sending.taken_of is None:
+                for action in await self._next_actions(sending):
+                    self._carry_out(sending, action)
         finally:
-            for asking in sending.askings:
+            for asking in sending.requests.values():
                 asking.cancel()
-                asking.add_done_callback(seen)
+        assert sending.answer is not None
+        if self._next.is_random:
+            self._check(sending, sending.taken_of, sending.answer[1])
+        return sending.answer
 
-    async def _ask_when_due(self, sending: _Sending) -> None:
-        """Ask a peer if it is time, beside those that are asked. Without a peer, wait a while if nobody is asked."""
-        view, following = self._context.view, self._next
-        now = view.elapsed()
-        if now < sending.due:
-            return
-        peers = self._conduct.usable()
-        out = sending.tried | sending.refusals.keys() | sending.asked.keys()
-        if sending.asked and not following.times.is_known:  # all may still compile, or be as slow
-            out |= set(following.holders)
-        peer = await following.choose(peers, out, sending.microbatch.origin, now - sending.waiting_since)
-        if peer is None:
-            if not sending.asked:
-                if sending.refusals and sending.refusals.keys() >= set(peers):
-                    raise next(iter(sending.refusals.values()))[0]
-                await self._wait_for_peers(sending.pause if peers else None)
-            sending.due = view.elapsed() + (sending.pause if sending.asked else 0.0)
-            # doubled, since each try carries the whole activations
-            sending.pause = min(MOST_RETRY_SECONDS, 2 * sending.pause)
-            sending.tried.clear()
-            return
-        has_others = bool(set(peers) - sending.tried - {peer})
-        sending.microbatch.mark_onward()
-        asking = self._tasks.start(
-            following.ask(
-                peer,
-                sending.microbatch,
-                sending.parcel,
-                has_others,
-                lambda progress: sending.note_progress(peer, progress),
-            ),
-            "asking a peer",
-        )
-        sending.asked[peer] = asking, view.elapsed()
-        is_last = len(sending.asked) >= MOST_ASKED
-        sending.due = math.inf if is_last else view.elapsed() + following.times.second_after()
-
-    async def _ended(self, sending: _Sending) -> list[PeerId]:
-        """Wait until requests have ended or another peer is to be asked; returns the peers whose requests ended."""
-        if not sending.asked:
-            return []
-        left = max(0.0, sending.due - self._context.view.elapsed())
+    async def _next_actions(self, sending: _Sending) -> list[Action]:
+        """Wait until the timer fires or requests have ended; return what the passage wants done then."""
+        left = sending.due - self._context.view.elapsed()
+        if left > 0 and not sending.requests:
+            await asyncio.sleep(left)
+            left = 0.0
+        if left <= 0:
+            sending.due = math.inf
+            actions = self._handle(sending, Due(self._conduct.usable()))
+            questions = [action for action in actions if isinstance(action, AskBacklog)]
+            told = await all_of(*(self._question(sending, question) for question in questions))
+            return [action for ended in told for action in ended] if questions else actions
         done, _ = await asyncio.wait(
-            sending.askings,
+            sending.requests.values(),
             timeout=None if math.isinf(left) else left,
             return_when=asyncio.FIRST_COMPLETED,
         )
-        return [peer for peer, (asking, _) in sending.asked.items() if asking in done]
+        ended = [peer for peer, asking in sending.requests.items() if asking in done]
+        return [action for peer in ended for action in sending.requests.pop(peer).result()]
 
-    async def _outcome(
-        self, sending: _Sending, peer: PeerId, asking: Asking, asked: float
-    ) -> tuple[float, torch.Tensor] | None:
-        """Return the answer of a request that has ended; None after a failure, and another peer is asked at once."""
-        sending.due = self._context.view.elapsed()
+    def _handle(self, sending: _Sending, event: Event) -> list[Action]:
+        return sending.passage.handle(event, self._context.view.elapsed())
+
+    def _carry_out(self, sending: _Sending, action: Action) -> None:
+        match action:
+            case Send(peer):
+                sending.microbatch.mark_onward()
+                asking = self._tasks.start(self._request(sending, action), "asking a peer")
+                asking.add_done_callback(partial(self._ended, sending, peer))
+                sending.requests[peer] = asking
+            case SetTimer(seconds):
+                sending.due = self._context.view.elapsed() + seconds
+            case Take(peer):
+                sending.taken_of = peer
+                self._conduct.record_good(peer)
+            case LetFinish(peer):
+                if peer in sending.requests:  # else it has ended at the same time
+                    self._late.let_finish(sending.requests.pop(peer), action)
+            case Report(peer, Refused() as refusal, asked):
+                self._conduct.record_overruled(peer, refusal, asked)
+            case Report(peer, failure, asked):
+                self._conduct.record_failure(peer, failure, asked)
+                self._context.counters.resends += 1
+            case Blame(peer):
+                self._conduct.record_bad(peer)
+            case ReportNobody():
+                self._conduct.record_nobody()
+            case GiveUp(error):
+                raise error
+
+    # --- what others are asked ----------------------------------------------------------------
+
+    async def _question(self, sending: _Sending, question: AskBacklog) -> list[Action]:
+        peer = question.peer
         try:
-            return asking.result()
+            message = GetBacklog(stage=self._stage)
+            answer, _ = await self._context.rpc.call(peer, message, deadline=question.deadline)
+            event: Event = BacklogKnown(peer, answer.seconds)
+        except Refused:
+            event = BacklogKnown(peer, None)
+        except NolocoError as failure:  # whether it is gone shows when it is sent something
+            event = BacklogUnknown(peer, was_silent=isinstance(failure, DeadlineExceeded))
+        return self._handle(sending, event)
+
+    async def _request(self, sending: _Sending, send: Send) -> list[Action]:
+        """Have one peer compute the microbatch; return what its answer leads to."""
+        peer, patience = send.peer, self._patience(send.silence, partial(sending.note_progress, send.peer))
+        try:
+            reply, gradient = await self._ask(peer, sending.microbatch, sending.parcel, patience)
         except Refused as refusal:
             logger.debug("Peer %s refused a microbatch: %s", peer[-8:], refusal)
-            sending.tried.add(peer)
-            if refusal.code in CONTENT:
-                sending.refusals[peer] = refusal, asked
-                if len(sending.refusals) >= ENOUGH_REFUSALS:
-                    raise
+            return self._handle(sending, TurnedDown(peer, refusal))
         except (PeerUnreachable, DeadlineExceeded, WireError) as failure:
-            self._next.note_failure(peer, failure)
-            self._conduct.record_failure(peer, failure, asked)
-            self._context.counters.resends += 1
-            sending.tried.add(peer)
-            sending.waiting_since = sending.due
+            return self._handle(sending, Failed(peer, failure))
         except TransportDown as problem:
-            if self._leaving:
-                raise
             logger.debug("Waiting for the network: %s", problem)
-            await asyncio.sleep(PAUSE_SECONDS)
-        return None
+            return self._handle(sending, NetworkDown(peer, problem))
+        if not sending.passage.is_over:
+            sending.answer = reply.loss, gradient
+        return self._handle(sending, Answered(peer, _load(reply), patience.longest_silence))
 
-    def _accept(self, sending: _Sending, peer: PeerId, asked: float, gradient: torch.Tensor) -> None:
-        """Record the first answer and who refused what it shows to be sound; other peers asked may finish."""
-        took = self._context.view.elapsed() - asked
-        for other, (asking, since) in sending.asked.items():
-            self._late.let_finish(asking, Late(other, since, took, self._next.times.second_after()))
-        sending.asked.clear()
-        self._conduct.record_good(peer)
-        for overruled, (refusal, since) in sending.refusals.items():
-            self._conduct.record_overruled(overruled, refusal, since)
-        if self._next.is_random:
-            self._check(sending, peer, gradient)
+    def _ended(self, sending: _Sending, peer: PeerId, asking: Asking) -> None:
+        """Note a request that did not come to its end, if it began at all."""
+        if asking.cancelled() or asking.exception() is not None:
+            self._handle(sending, Withdrawn(peer))
+
+    def _patience(self, silence: float, told: Callable[[Progress], None] = ignore) -> Patience:
+        times = self._next.times
+        return Patience(silence, times.standstill, told, times.at_most())
+
+    async def _ask(
+        self, peer: PeerId, microbatch: Microbatch, parcel: list[Encoded], patience: Patience
+    ) -> tuple[Gradient, torch.Tensor]:
+        """Have one peer compute a microbatch; return its reply and the gradient of the activations, screened.
+
+        Raises what `Rpc.call` does, and `OddGradient` for a gradient out of proportion. A microbatch may be sent
+        again: its id makes that harmless.
+        """
+        context = self._context
+        message: Forward | Return = self._message(microbatch)
+        screened = partial(self._screened, peer, parcel)
+        answer = await context.rpc.call_and_read(peer, message, parcel, deadline=patience, read=screened)
+        context.counters.sent.note(peer)
+        if not self._returns:
+            context.ledger.note_tokens(peer, context.manifest.tokens_per_microbatch)
+        if context.stage == 0:  # which nobody sends microbatches to, so that those who get them sign
+            context.ledger.note_given(peer, context.manifest.tokens_per_microbatch)
+        return answer
+
+    def _screened(
+        self, peer: PeerId, parcel: list[Encoded], reply: Gradient, tensors: list[torch.Tensor]
+    ) -> tuple[Gradient, torch.Tensor]:
+        return reply, self._screen.checked(peer, parcel[1], tensors[0])
+
+    def _message(self, microbatch: Microbatch) -> Forward | Return:
+        origin, name = microbatch.origin, microbatch.onward_name
+        peer, draw = (origin.peer, origin.draw) if origin is not None else ("", "")
+        if self._returns:
+            return Return(microbatch=name, home=peer, draw=draw)
+        step = microbatch.step if self._context.manifest.inner.clock == "run" else 0
+        return Forward(microbatch=name, stage=self._stage, home=peer, draw=draw, step=step)
 
     def _check(self, sending: _Sending, peer: PeerId, gradient: torch.Tensor) -> None:
         """Perhaps have other peers compute the microbatch, too, and compare their answers."""
-        peers = self._conduct.usable()
+        peers, following, clock = self._conduct.usable(), self._next, self._context.view.elapsed
         microbatch, parcel = sending.microbatch, sending.parcel
 
         async def ask(other: PeerId) -> torch.Tensor:
-            _, answer = await self._next.ask(other, microbatch, parcel, others=True)
+            sent, patience = clock(), self._patience(following.silence(has_others=True))
+            following.sent(other, sent)
+            try:
+                reply, answer = await self._ask(other, microbatch, parcel, patience)
+            except BaseException:
+                following.unanswered(other, sent)
+                raise
+            following.answered(other, sent, clock(), _load(reply), patience.longest_silence)
             return answer
 
-        self._checks.consider(peer, gradient, peers, lambda: self._next.is_full(peer, peers), ask)
+        self._checks.consider(peer, gradient, peers, lambda: following.router.is_full(peer, peers), ask)
 
-    async def _wait_for_peers(self, pause: float | None) -> None:
-        """Wait `pause` seconds for busy peers; with None there are no live ones, which the volunteer is told."""
-        if pause is None:
-            if self._leaving:
-                raise TransportDown("this node is leaving and nobody can take its microbatches")
-            self._conduct.record_nobody()
-        await asyncio.sleep(PAUSE_SECONDS if pause is None else pause)
+
+def _load(reply: Gradient) -> float:
+    """Seconds that a microbatch takes at a peer with its queue, as the peer says."""
+    return reply.seconds * (1 + reply.queue)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Collection, Iterable
+from enum import Enum
 
 from node.membership.ledger import fair_shares
 from node.rounds.meeting import LONGEST, Meeting, Pair, Proposal, Refusal
@@ -114,9 +116,13 @@ def arrows() -> Arrows:
 
 
 def diagram() -> str:
+    return drawn(arrows().items(), Phase.IDLE)
+
+
+def drawn(arrows: Iterable[tuple[tuple[Enum, Enum], Collection[str]]], first: Enum) -> str:
     """The diagram in Mermaid's language."""
-    lines = ["```mermaid", "stateDiagram-v2", "    [*] --> IDLE"]
-    for (before, after), events in sorted(arrows().items(), key=lambda one: [p.value for p in one[0]]):
+    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {first.name}"]
+    for (before, after), events in sorted(arrows, key=lambda one: [p.value for p in one[0]]):
         lines.append(f"    {before.name} --> {after.name}: {', '.join(sorted(events))}")
     return "\n".join([*lines, "```", ""])
 

@@ -1,7 +1,7 @@
 """The way of a microbatch through a simulated peer and to the next stage, as node/pipeline/ has it.
 
-What is admitted, to whom it goes, how many are on their way and how long one waits for an answer is decided by the
-daemon's `MicrobatchAdmission`, `Router`, `Window` and `AdaptiveDeadline`; computing and links take modelled time.
+What is admitted, how many are on their way and to whom each goes is decided by the daemon's `MicrobatchAdmission`,
+`Window` and `Passage`; computing and links take modelled time.
 """
 
 from __future__ import annotations
@@ -12,43 +12,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bootstrap.lab.simulated_swarm.modelled_network import MESSAGE
-from bootstrap.lab.simulated_swarm.modelled_question import Question
-from node.links.links import AdaptiveDeadline
+from bootstrap.lab.simulated_swarm.modelled_passage import Passing
 from node.membership.ledger import Shares
 from node.model.memory_model import QUEUE_BATCHES
 from node.pipeline.gate import Decision, MicrobatchAdmission, Window
-from node.pipeline.next_stage import LEAST_DEADLINE
+from node.pipeline.late_answers import MOST_LATE
+from node.pipeline.next_stage import NextStage
+from node.pipeline.passage import RETRY_SECONDS
 from node.pipeline.routing import Router
-from node.pipeline.stage_client import MOST_RETRY_SECONDS, PAUSE_SECONDS, RETRY_SECONDS
-from node.pipeline.two_choices import TwoChoices
 from protocol.ground import PeerId
-from protocol.rpc.answering import PROGRESS_SECONDS
 
 if TYPE_CHECKING:
     from bootstrap.lab.simulated_swarm.swarm_peer import SwarmPeer
-
-
-class Passing:
-    """One microbatch at one peer, and whom it came from. Mutable state: how far it is."""
-
-    __slots__ = (
-        "asked", "at", "began", "child", "is_over", "learns",
-        "parent", "pause", "place", "runs", "tried", "waits_since",
-    )  # fmt: skip
-
-    def __init__(self, at: ModelledPipeline, place: str, parent: Passing | None, asked: float) -> None:
-        self.at = at
-        self.place = place
-        self.parent = parent
-        self.asked = asked
-        self.began = asked
-        self.child: Passing | None = None  # at the next stage
-        self.tried: set[PeerId] = set()
-        self.pause = RETRY_SECONDS
-        self.waits_since = asked
-        self.runs = False  # its forward pass may run
-        self.learns = False  # its gradient is here
-        self.is_over = False
 
 
 class ModelledPipeline:
@@ -71,11 +46,12 @@ class ModelledPipeline:
         )
         self._draws_ahead = bool(staleness)
         self._window = Window(batch, self._in_flight)
-        self._router = Router(rng, self._shares, peer.view.ledger.is_proven)
-        self.choices = TwoChoices(self._router)
-        self._deadline = AdaptiveDeadline(run.microbatch_deadline, LEAST_DEADLINE)
+        router = Router(rng, self._shares, peer.view.ledger.is_proven)
+        behind = run.stages - 1 - stage
+        self.following = NextStage(router, run.microbatch_deadline, behind, peer.view.group_of)
         self._here: dict[str, Passing] = {}  # by place
         self.expected: dict[Passing, None] = {}  # sent here and not answered, ordered
+        self.late: dict[Passing, None] = {}  # at the next stage, of which another answer was taken; ordered
         self._held = False
         self._steps = False  # a step is being taken: its batch is in
         self._names = itertools.count()
@@ -140,24 +116,7 @@ class ModelledPipeline:
 
     def _forwarded(self, passing: Passing) -> None:
         if not passing.is_over:
-            passing.waits_since = self._world.now
-            self._onward(passing)
-
-    def _onward(self, passing: Passing) -> None:
-        """Pass a microbatch on to a peer of the next stage that was not tried yet; later, where there is none."""
-        if passing.is_over or not self.peer.is_alive:
-            return
-        world, peer, now = self._world, self.peer, self._world.now
-        serving = peer.view.serving(self.stage + 1, now)
-        candidates = self.choices.candidates(serving, passing.tried, now - passing.waits_since)
-        if not candidates:
-            world.queue.after(passing.pause if serving else PAUSE_SECONDS, self._onward, passing)
-            passing.pause = min(MOST_RETRY_SECONDS, 2 * passing.pause)
-            passing.tried.clear()
-        elif len(candidates) > 1 and self.choices.asks:
-            Question(self, passing, candidates).ask()
-        else:
-            self.send(passing, self.choices.chosen(candidates, {}, now))
+            passing.go_onward()
 
     def backlog(self) -> float | None:
         """Seconds of work that are here; None when no more would be taken."""
@@ -170,48 +129,23 @@ class ModelledPipeline:
         device = self.peer.device
         return device.busy_seconds / (device.microbatches + 1)
 
-    def send(self, passing: Passing, chosen: PeerId) -> None:
-        """Send a microbatch to that peer of the next stage."""
-        if passing.is_over or not self.peer.is_alive:
-            return
-        world, peer, now = self._world, self.peer, self._world.now
-        world.measures.offered(self.stage + 1, chosen, world.serving[self.stage + 1])
-        self._router.turns.taken(chosen)
-        self.choices.sent(chosen, now)
-        other = world.peers[chosen]
-        target = other.pipeline_at(self.stage + 1)
-        child = Passing(target, f"{peer.number}/{passing.place}/{next(self._names)}", passing, now)
-        passing.child = child
-        is_there = other.is_alive and world.network.reaches(peer, other)
-        network_bytes = world.scenario.run.activation_bytes
-        if not is_there:
-            serving = peer.view.serving(self.stage + 1, now)
-            silence = self._silence(len(serving) - len(passing.tried) > 1)
-            world.queue.after(silence, self.failed, passing, child)
-        else:
-            target.expected[child] = None
-        world.network.send(peer, other, "activations", network_bytes, target.arrive, child)
-
-    def _silence(self, has_others: bool) -> float:
-        limit = self._world.scenario.run.microbatch_deadline
-        return self._deadline.seconds() if has_others else limit
-
     # --- answers ------------------------------------------------------------------------------
 
-    def _answered(self, passing: Passing, child: Passing, said: float) -> None:
-        """Take the gradient that came, and what the other says of its load."""
-        if passing.child is not child:
-            return
-        now = self._world.now
-        self._lose_child(passing)
-        seconds = now - child.asked
-        self._deadline.note(min(seconds, PROGRESS_SECONDS + self._world.network.round_trip))
-        target = child.at.peer.peer
-        self._router.note(target, seconds, said)
-        self.peer.view.trust(target)
-        if passing.is_over:
-            return
-        self._adapt(seconds)
+    def name(self, place: str) -> str:
+        """The name of a microbatch at the next stage."""
+        return f"{self.peer.number}/{place}/{next(self._names)}"
+
+    def let_finish(self, child: Passing) -> None:
+        """Let a late one at the next stage finish, or the one that is waited for longest make room."""
+        self.late[child] = None
+        if len(self.late) > MOST_LATE:
+            oldest = next(iter(self.late))
+            if oldest.parent is not None:
+                oldest.parent.withdraw(oldest)
+                self.peer.view.suspect(oldest.at.peer.peer)
+
+    def take_gradient(self, passing: Passing) -> None:
+        self._adapt(self._world.now - passing.ready)
         passing.learns = True
         if self._admission.is_of_this_step(passing.place):
             self.peer.device.backward(self._learned, passing)
@@ -244,9 +178,7 @@ class ModelledPipeline:
             return
         said = (world.now - passing.began) * (1 + self._admission.waiting)
         size = world.scenario.run.activation_bytes
-        world.network.send(
-            self.peer, parent.at.peer, "gradients", size, parent.at._answered, parent, passing, said
-        )
+        world.network.send(self.peer, parent.at.peer, "gradients", size, parent.answer, passing, said)
 
     def _refuse(self, passing: Passing) -> None:
         """Refuse a microbatch as busy: the sender asks another peer."""
@@ -259,41 +191,7 @@ class ModelledPipeline:
             if self.peer.serves and self.peer.pipeline is self:
                 world.queue.after(RETRY_SECONDS, self._draw)
             return
-        world.network.send(
-            self.peer, parent.at.peer, "refusals", MESSAGE, parent.at._refused, parent, passing
-        )
-
-    def _refused(self, passing: Passing, child: Passing) -> None:
-        if passing.child is child:
-            self._lose_child(passing)
-            self._router.turns.given_back(child.at.peer.peer)
-            passing.tried.add(child.at.peer.peer)
-            self._onward(passing)
-
-    def failed(self, passing: Passing, child: Passing) -> None:
-        """Give up the next peer, which showed no sign of life within the deadline, and try another."""
-        if passing.child is not child or not self.peer.is_alive:
-            return
-        world, other = self._world, child.at.peer.peer
-        self._lose_child(passing)
-        child.at.cancel(child)  # whether it is cut off or dead: its end of the stream broke, too
-        self._deadline.note_missed()
-        self.peer.view.suspect(other, asked=child.asked)
-        self._router.forget(other)
-        self._router.turns.given_back(other)
-        if world.measures.counts:
-            world.measures.resends += 1
-        world.measures.log(world.now, "resend", self.peer.peer, other)
-        passing.tried.add(other)
-        passing.waits_since = world.now
-        self._onward(passing)
-
-    def _lose_child(self, passing: Passing) -> Passing | None:
-        """Forget what was sent on, and return it: the next stage has it no more, or that does not matter."""
-        child, passing.child = passing.child, None
-        if child is not None:
-            self.choices.returned(child.at.peer.peer, child.asked)
-        return child
+        world.network.send(self.peer, parent.at.peer, "refusals", MESSAGE, parent.refuse, passing)
 
     # --- places -------------------------------------------------------------------------------
 
@@ -309,12 +207,8 @@ class ModelledPipeline:
 
     def _drop(self, passing: Passing) -> None:
         """Give up a microbatch here, and what the next stages do for it."""
-        passing.is_over = True
+        passing.drop()
         self.expected.pop(passing, None)
-        child = self._lose_child(passing)
-        if child is not None:
-            self._router.turns.given_back(child.at.peer.peer)
-            self._world.network.send(self.peer, child.at.peer, "refusals", MESSAGE, child.at.cancel, child)
         if self._here.pop(passing.place, None) is not None:
             self._wake(self._admission.release(passing.place))
 
@@ -338,10 +232,10 @@ class ModelledPipeline:
         for child in self.expected:
             sender = child.parent
             if sender is not None:
-                queue.after(sender.at._silence(True), sender.at.failed, sender, child)
+                queue.after(child.silence, sender.fail, child)
         for passing in self._here.values():
-            onward, passing.is_over = passing.child, True
-            if onward is not None:
+            passing.is_over = True
+            for onward in passing.onward.values():
                 queue.after(self._world.network.round_trip / 2, onward.at.cancel, onward)
         self._here.clear()
         self.expected.clear()
@@ -357,5 +251,5 @@ class ModelledPipeline:
         for child in list(self.expected):
             sender = child.parent
             if sender is not None and sender.at.peer.side != self.peer.side:
-                self._world.queue.after(sender.at._silence(True), sender.at.failed, sender, child)
+                self._world.queue.after(child.silence, sender.fail, child)
                 self.expected.pop(child)

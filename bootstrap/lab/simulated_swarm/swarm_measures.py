@@ -108,6 +108,11 @@ class SwarmMeasures:
             self.imbalance.append(max(window.offered.values()) / mean)
             self._windows[stage] = RoutingWindow()
 
+    def resent(self, time: float, sender: str, failed: str) -> None:
+        """Count that a microbatch is sent to another peer, as one has failed."""
+        self.resends += self.counts
+        self.log(time, "resend", sender, failed)
+
     def round_ended(self, time: float, is_alone: bool, is_uneven: bool) -> None:
         """Count a round; in a stage of an uneven number one replica is alone by necessity."""
         moment = self.at(time)
