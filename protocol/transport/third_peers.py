@@ -33,8 +33,8 @@ Opens = Callable[[PeerId, str, float], Awaitable[Stream]]
 class ThirdPeers:
     """A peer's dealings with third ones.
 
-    Mutable state: who passes streams on to which peers, through whom none came and when, the relayed streams that are
-    open, and the certificate for them, which lies in the folder of the p2pd that runs.
+    Mutable state: who passes streams on to which peers, through whom none came and until when they rest, the relayed
+    streams that are open, and the certificate for them, which lies in the folder of the p2pd that runs.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ThirdPeers:
         self._certificate: Certificate | None = None
         self._ways = PeerTable[list[PeerId]](MOST_KNOWN)
         self._open = PeerTable[WeakSet[RelayedStream]](MOST_KNOWN)
-        self._failed = PeerTable[float](MOST_KNOWN)
+        self._rests = PeerTable[float](MOST_KNOWN)
 
     @window
     def __repr__(self) -> str:
@@ -92,9 +92,7 @@ class ThirdPeers:
         clock, failure = asyncio.get_running_loop().time, "nobody passes streams on to it"
         ends = clock() + deadline
         # those last through which nothing came of late: their ends may not have noticed yet
-        for between in sorted(
-            self.ways_to(peer), key=lambda one: self._failed.get(one, 0.0) + REST > clock()
-        ):
+        for between in sorted(self.ways_to(peer), key=lambda one: self._rests.get(one, 0.0) > clock()):
             own, left = self._certificate, min(PASSING_DEADLINE, ends - clock())
             if own is None or left <= 0:
                 break
@@ -103,7 +101,7 @@ class ThirdPeers:
                 await ask_to_pass_on(carrier, peer, protocol)
                 return self._noted(await call_through(carrier, peer, own, left))
             except (PeerUnreachable, DeadlineExceeded) as error:
-                self._failed[between] = clock()
+                self._rests[between] = clock() + REST
                 failure = f"through {between}: {error}"
         raise PeerUnreachable(f"{peer} cannot be reached {failure}")
 

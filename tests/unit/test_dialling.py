@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from protocol.ground import PeerId
 from protocol.records.addresses import Whereabouts
 from protocol.records.identity import Identity
-from protocol.transport.dialling import LONGEST_PAUSE, MOST_PEERS, Dials
+from protocol.transport.dialling import FIRST_DIRECT, LONGEST_DIRECT, LONGEST_PAUSE, MOST_PEERS, Dials
 
 ABROAD = Whereabouts(frozenset(), False)
 
@@ -79,3 +81,24 @@ def test_what_is_remembered_is_bounded() -> None:
         dials.failed(PeerId(str(number)), 0.0)
     assert not dials.rests(PeerId("0"), 0.5)
     assert dials.rests(PeerId(str(MOST_PEERS + 9)), 0.5)
+
+
+def test_who_is_reached_through_others_is_dialled_at_once_and_then_more_and_more_rarely() -> None:
+    dials, peer, now, times = learned(1, addresses=1), peer_of(1), 0.0, list[float]()
+    while now < 4_000:
+        if dials.take_direct(peer, ABROAD, now):
+            times.append(now)
+        now += 5.0
+    pauses = [after - before for before, after in pairwise(times)]
+    assert times[0] == 0.0
+    assert pauses[:5] == [FIRST_DIRECT * 2**number for number in range(5)]
+    assert set(pauses[5:]) == {LONGEST_DIRECT}
+    dials.succeeded(peer)
+    assert dials.take_direct(peer, ABROAD, now)
+
+
+def test_an_address_that_comes_later_is_dialled_when_it_comes() -> None:
+    dials, peer = Dials(), peer_of(1)
+    assert dials.take_direct(peer, ABROAD, 0.0) == []
+    dials.learn(peer, [f"/ip4/8.8.8.8/tcp/4000/p2p/{peer}"])
+    assert dials.take_direct(peer, ABROAD, 1.0)

@@ -15,6 +15,7 @@ import pytest
 
 from bootstrap.lab.in_memory.memory import MemoryTransport
 from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable
+from protocol.ground import PeerId
 from protocol.records.identity import Identity
 from protocol.transport.base import Handler, Stream
 from protocol.transport.passing_on import (
@@ -35,7 +36,7 @@ from protocol.transport.relayed_stream import (
     read_frame,
     write_frame,
 )
-from protocol.transport.third_peers import BEGUN, PASSING_DEADLINE, ThirdPeers
+from protocol.transport.third_peers import BEGUN, PASSING_DEADLINE, REST, ThirdPeers
 from tests.unit.two_peers import two_peers
 
 ECHO = "/test/echo/1"
@@ -347,3 +348,46 @@ def test_a_loop_of_ways_is_none(tmp_path: Path) -> None:
     thirds.learn(other.peer_id, [me.peer_id, other.peer_id])
     assert thirds.ways_to(other.peer_id) == []
     assert PassingOn(nobody, lambda: 0.0).nbytes == 0
+
+
+@in_time
+async def test_a_way_through_which_nothing_came_is_the_last_that_is_tried_for_a_while(trio: Three) -> None:
+    trio.willing()
+    gone, between, far = (
+        Identity.from_seed("gone").peer_id,
+        trio.between.transport.peer_id,
+        trio.far.transport.peer_id,
+    )
+    trio.near.thirds.learn(far, [gone, between])
+    opens, tried = trio.near.thirds._opens, list[str]()
+
+    async def noted(peer: PeerId, protocol: str, deadline: float) -> Stream:
+        tried.append(peer)
+        return await opens(peer, protocol, deadline)
+
+    trio.near.thirds._opens = noted
+    for expected in ([gone, between], [between], [between]):
+        (await trio.opened()).close()
+        assert tried == expected
+        tried.clear()
+    await asyncio.sleep(REST)
+    (await trio.opened()).close()
+    assert tried == [gone, between]
+
+
+@in_time
+async def test_streams_know_once_there_is_a_direct_connection(trio: Three) -> None:
+    trio.willing()
+    far = trio.far.transport.peer_id
+    assert trio.near.thirds.relayed() == []
+    stream = await trio.opened()
+    await asyncio.sleep(0.1)
+    assert trio.near.thirds.relayed() == [far]
+    assert trio.far.thirds.relayed() == [trio.near.transport.peer_id], "the far end may dial as well"
+    assert not stream.is_superseded
+    trio.near.thirds.supersede(far)
+    assert stream.is_superseded
+    other = await trio.opened()
+    assert not other.is_superseded
+    other.close()
+    stream.close()
