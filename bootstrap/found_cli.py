@@ -156,7 +156,7 @@ def _rate(text: str, option: str) -> float:
     try:
         return 0.0 if text in ("", "0") else parse_rate(text)
     except ValueError as error:
-        raise UserError(f"{option} cannot be used: {error}.") from None
+        raise UserError(f"The rate of {option} cannot be used: {error}.") from None
 
 
 def _asked() -> Answered | None:

@@ -49,7 +49,7 @@ async def test_the_numbers_of_a_node_that_met_thousands_of_peers_can_be_read() -
         manifest=micro_manifest(),
         links=Links(),
         compute=SimpleNamespace(busy=busy, duty=Duty()),
-        transport=SimpleNamespace(now=lambda: 1.7e9),
+        transport=SimpleNamespace(now=lambda: 1.7e9, passed_on=0),
         view=View(),
     )
     replica = SimpleNamespace(step=7, round=1, device=torch.device("cpu"), lineage=UNDATED)
