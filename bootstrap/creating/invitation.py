@@ -66,7 +66,7 @@ def _widest(addresses: Sequence[str]) -> str:
 
 
 def show_code(line: str, where: TextIO) -> None:
-    """Draw the line for a camera, on a terminal and with segno installed: pip install 'noloco-node[qr]'.
+    """Draw the line for a camera, on a terminal and with segno installed, which the extra `qr` brings.
 
     Nothing is drawn of an address that is to be filled in, or that only this machine can reach.
     """

@@ -23,6 +23,7 @@ from node.machine.listening import require_place as require_host_and_port
 from node.machine.processes import die_with_parent
 from node.process.dashboard_process import FLAG, PACKAGES, POLL_SECONDS
 from protocol.errors import UserError
+from protocol.files.installation import extra_line
 from protocol.files.keeping import descriptor_of
 from protocol.supervision import Supervisor, Tell, all_of
 
@@ -49,7 +50,7 @@ def open_page(place: str, say: Callable[[str], None]) -> socket.socket | None:
     if place == NOWHERE:
         return None
     if missing and not place:
-        say("For a web page of the run: pip install 'noloco-node[dashboard]'.")
+        say(f"For a web page of the run: {extra_line('dashboard')}.")
         return None
     for package in missing:
         optional(package, "dashboard")

@@ -21,6 +21,7 @@ from types import ModuleType
 import psutil
 
 from protocol.errors import MissingPackage, ResourceError
+from protocol.files.installation import extra_line
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -234,7 +235,7 @@ def tcp_port(addresses: list[str]) -> int:
 
 
 def optional(module: str, extra: str) -> ModuleType:
-    """Import a module of `pip install 'noloco-node[extra]'`. Raises `MissingPackage` when it is not there."""
+    """Import a module that the extra `extra` brings. Raises `MissingPackage` when it is not there."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -242,5 +243,5 @@ def optional(module: str, extra: str) -> ModuleType:
         if (error.name or "").split(".")[0] != package:
             raise
         raise MissingPackage(
-            f"This needs the package {package}, which is not installed: pip install 'noloco-node[{extra}]'."
+            f"This needs the package {package}, which is not installed: {extra_line(extra)}."
         ) from None

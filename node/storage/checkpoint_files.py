@@ -20,6 +20,7 @@ import torch
 from node.data.batches import Position
 from node.model.flat import LARGEST, StageState
 from protocol.errors import LaterVersion, StateError
+from protocol.files.installation import upgrade_line
 from protocol.ground import MOST_COUNT
 from protocol.records.lineage import MOST_BEGINNINGS, Lineage
 
@@ -188,7 +189,7 @@ def _checked(path: Path, facts: dict[str, str]) -> dict[str, str]:
     if number.isascii() and number.isdigit() and int(number[:9]) > CHECKPOINT_FORMAT:
         raise LaterVersion(
             f"A later version of noloco-node wrote the checkpoint {path}, in format {number[:9]}. It stays as it is. "
-            "Upgrade this one: pip install --upgrade noloco-node"
+            f"Upgrade this one: {upgrade_line()}"
         )
     if of_facts is None:  # the first versions had fewer: they went on at the beginning of a round
         is_whole = facts.keys() >= FIRST_FACTS and facts.keys() <= FACTS | LINEAGE_FACTS

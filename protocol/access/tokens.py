@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import msgpack
 
 from protocol.errors import RecordError, TokenError
+from protocol.files.installation import upgrade_line
 from protocol.ground import is_time
 from protocol.records.identity import Identity, public_key_of, verify
 from protocol.windows import window
@@ -149,8 +150,8 @@ class Token:
             raise RecordError("of another form")
         except (RecordError, binascii.Error, ValueError):
             raise TokenError(
-                "This is not a token, or not all of it. Copy it again: one line that noloco invite "
-                "printed. If it is whole, a later version made it: pip install --upgrade noloco-node"
+                "This is not a token, or not all of it. Copy it again: one line that noloco invite printed. If it is "
+                f"whole, a later version made it. Upgrade this one: {upgrade_line()}"
             ) from None
 
     def to_text(self) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from protocol.errors import LaterVersion, StateError, later, legible
+from protocol.files.installation import upgrade_line
 from protocol.files.places import refusal, require_folder, require_only_name, require_way
 from protocol.version import own_version
 
@@ -264,7 +265,7 @@ def require_format(directory: Path, flag: str) -> None:
         raise LaterVersion(
             f"The directory {directory} was written by {by} and has format {number}; this is "
             f"{own_version() or 'a copy'}, which reads formats up to {FORMAT}. Nothing in it was changed. Upgrade "
-            f"this program (pip install --upgrade noloco-node), or choose another directory with {flag}."
+            f"this program ({upgrade_line()}), or choose another directory with {flag}."
         )
 
 

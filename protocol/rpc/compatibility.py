@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.errors import NolocoError, legible
+from protocol.files.installation import upgrade_line
 from protocol.ground import PeerId
 from protocol.transport.base import Stream, Transport
 from protocol.version import PROTOCOL, own_version
@@ -75,8 +76,8 @@ def who_upgrades(program: str) -> str:
     """A sentence on which program to upgrade, this one or another, where they cannot do something together."""
     theirs, mine = order_of(program), order_of(own_version())
     if theirs > mine:
-        return "Upgrade this one: pip install --upgrade noloco-node"
-    return "Its volunteer should upgrade it: pip install --upgrade noloco-node"
+        return f"Upgrade this one: {upgrade_line()}"
+    return "Its volunteer should upgrade it"
 
 
 def order_of(version: str) -> tuple[int, ...]:
@@ -97,6 +98,6 @@ def what_to_upgrade(spoken: Spoken) -> str:
     mine = f"this is {own_version() or 'a copy'} with protocol {PROTOCOL}"
     released = RELEASED.match(spoken.program)
     if spoken.protocol > PROTOCOL:
-        return f"{theirs}, {mine}. Upgrade this one: pip install --upgrade noloco-node"
-    theirs_too = f", or install theirs: pip install noloco-node=={released[0]}" if released else ""
+        return f"{theirs}, {mine}. Upgrade this one: {upgrade_line()}"
+    theirs_too = f", or install version {released[0]} here" if released else ""
     return f"{theirs}, {mine}. Ask them to upgrade{theirs_too}"

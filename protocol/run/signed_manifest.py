@@ -8,6 +8,7 @@ from pathlib import Path
 import msgpack
 
 from protocol.errors import LaterVersion, ManifestError
+from protocol.files.installation import upgrade_line
 from protocol.records.identity import Identity, verify
 from protocol.run.earlier_manifests import Missed, as_read_now
 from protocol.run.manifest import SIGNED, Manifest, load_toml, manifest_from, unknown_settings
@@ -104,7 +105,7 @@ def _read(contents: object) -> Manifest:
             raise
         raise LaterVersion(
             f"The run was founded by a later version of noloco-node: its manifest has {', '.join(unknown)}, which "
-            f"{own_version() or 'this copy'} does not know. Upgrade: pip install --upgrade noloco-node"
+            f"{own_version() or 'this copy'} does not know. Upgrade: {upgrade_line()}"
         ) from error
 
 

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from bootstrap.tools_cli import app
+from protocol.files.installation import extra_line
 from protocol.run.manifest import preset_text
 from tests.real.daemons import NodeDaemon, SeedDaemon, run_tool
 
@@ -64,7 +65,7 @@ def test_a_finished_swarm_its_export_and_transformers_say_the_same(tmp_path: Pat
     for command in (["generate", "a"], ["eval", "--data", str(tmp_path / "text.txt")]):
         refused = run_tool(*command, "--model", str(model), patience=200.0)
         assert refused.returncode == 2
-        assert refused.stderr.strip().endswith("pip install 'noloco-node[hf]'."), refused.stderr
+        assert refused.stderr.strip().endswith(f"{extra_line('hf')}."), refused.stderr
     here = CliRunner().invoke(app, ["generate", PROMPT, "--model", str(model), "--tokens", str(TOKENS)])
     assert here.output == live
     loaded, tokenizer = AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)

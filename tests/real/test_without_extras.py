@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from protocol.files.installation import extra_line
+
 OPTIONAL = (
     "networkx",
     "matplotlib",
@@ -98,9 +100,7 @@ def test_what_needs_one_says_what_to_install(package: str, extra: str, code: str
     done = run_without((package,), code)
     assert done.returncode
     last = done.stderr.strip().splitlines()[-1]
-    assert last.endswith(
-        f"needs the package {package}, which is not installed: pip install 'noloco-node[{extra}]'."
-    )
+    assert last.endswith(f"needs the package {package}, which is not installed: {extra_line(extra)}.")
 
 
 def test_without_its_lab_a_copy_says_so_and_has_all_other_commands() -> None:

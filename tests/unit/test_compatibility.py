@@ -7,6 +7,7 @@ import pytest
 from bootstrap.lab.in_memory.memory import MemoryTransport, memory_address
 from bootstrap.lab.in_memory.memory_network import MemoryNetwork
 from protocol.errors import JoinError
+from protocol.files.installation import upgrade_line
 from protocol.records.identity import Identity
 from protocol.rpc.compatibility import VERSION_PROTOCOL, Spoken, spoken_by, what_to_upgrade
 from protocol.rpc.rpc import Rpc
@@ -21,9 +22,9 @@ def test_the_one_that_is_behind_is_told_to_upgrade() -> None:
         what_to_upgrade(Spoken(PROTOCOL + 1, "1.2")),
         what_to_upgrade(Spoken(PROTOCOL - 1, "0.0.9")),
     )
-    assert "Upgrade this one: pip install --upgrade noloco-node" in newer
+    assert f"Upgrade this one: {upgrade_line()}" in newer
     assert "noloco-node 1.2 with protocol 2" in newer
-    assert "pip install noloco-node==0.0.9" in older
+    assert "or install version 0.0.9 here" in older
 
 
 def peer(network: MemoryNetwork, name: str) -> MemoryTransport:
@@ -62,7 +63,7 @@ def test_a_node_that_meets_a_later_protocol_says_what_to_do() -> None:
 
         await later.serve(VERSION_PROTOCOL, tell)
         swarm.add(0, join=memory_address(later.peer_id))
-        told = "noloco-node 9.9.9 with protocol 2, .* pip install --upgrade noloco-node"
+        told = "noloco-node 9.9.9 with protocol 2, .* Upgrade this one: "
         with pytest.raises(JoinError, match=told):
             await swarm.tasks[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from itertools import chain
 from pathlib import Path
@@ -10,11 +11,12 @@ import pytest
 
 from node.machine.limits import optional
 from protocol.errors import UserError
+from protocol.files.installation import extra_line
 
 
 def test_a_missing_package_is_named_with_its_extra() -> None:
     assert optional("json", "data").loads("1") == 1
-    with pytest.raises(UserError, match=r"noloco-node\[lab\]"):
+    with pytest.raises(UserError, match=re.escape(extra_line("lab"))):
         optional("no_such_package_at_all", "lab")
 
 

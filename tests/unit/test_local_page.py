@@ -8,6 +8,7 @@ import pytest
 
 from bootstrap.local import page
 from protocol.errors import MissingPackage, UserError
+from protocol.files.installation import extra_line
 
 
 def why_not(place: str) -> str:
@@ -39,6 +40,6 @@ def test_without_the_extra_one_line_says_how_to_get_it(monkeypatch: pytest.Monke
     monkeypatch.setattr(page, "PACKAGES", ("json", "no_such_package"))
     said = list[str]()
     assert page.open_page("", said.append) is None
-    assert said == ["For a web page of the run: pip install 'noloco-node[dashboard]'."]
-    with pytest.raises(MissingPackage, match=r"noloco-node\[dashboard\]"):  # it was asked for
+    assert said == [f"For a web page of the run: {extra_line('dashboard')}."]
+    with pytest.raises(MissingPackage, match=r"\[dashboard\]"):  # it was asked for
         page.open_page("127.0.0.1:0", said.append)

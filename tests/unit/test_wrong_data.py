@@ -14,6 +14,7 @@ import pytest
 
 from node.data.opening import DataPlan, open_data
 from protocol.errors import DataError
+from protocol.files.installation import extra_line
 from tests.swarm.micro import micro_manifest
 from tests.unit.corpora import as_jsonl, as_parquet, as_saved_to_disk, zstd
 
@@ -170,4 +171,4 @@ def test_zstd_without_its_package_says_what_to_do(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     said = refusal(str(tmp_path / "a.jsonl.zst"), cache=tmp_path / "cache")
     assert f"zstd -d {tmp_path / 'a.jsonl.zst'}" in said
-    assert "pip install 'noloco-node[data]'" in said
+    assert extra_line("data") in said
