@@ -18,7 +18,7 @@ from typing import TypeAlias, assert_never
 
 from node.pipeline.gradient_screen import CONTENT
 from node.pipeline.next_stage import NextStage
-from protocol.errors import DeadlineExceeded, PeerUnreachable, Refused, TransportDown, WireError
+from protocol.errors import DeadlineExceeded, NolocoError, Refused, TransportDown, WireError
 from protocol.ground import PeerId
 
 RETRY_SECONDS = 0.05  # before asking again peers that were all busy, doubling up to the next line
@@ -38,67 +38,37 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
-class BacklogKnown:
+class Told:
+    """`AskBacklog` has its answer, or has failed."""
+
     peer: PeerId
-    seconds: float | None  # of work that it has; None if it takes no more
+    backlog: float | NolocoError  # in seconds of work; `Refused` if the peer takes no more
 
 
 @dataclass(frozen=True, slots=True)
-class BacklogUnknown:
-    """The peer did not say how much it has to do."""
+class Answer:
+    """A gradient that this node took. `said` is what the peer makes of its load, see `Router.note`."""
 
-    peer: PeerId
-    was_silent: bool = True  # for the whole deadline
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    peer: PeerId
-    said: float  # what the peer makes of its load, see `Router.note`
+    said: float
     silence: float  # seconds, the longest without a sign of life
 
 
 @dataclass(frozen=True, slots=True)
-class TurnedDown:
-    """The peer refused the microbatch, or this node what the peer made of it."""
+class Ended:
+    """`Send` has come to its end: an answer, a failure, or None as nobody waits for it any more."""
 
     peer: PeerId
-    refusal: Refused
+    how: Answer | NolocoError | None
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The peer gave no answer, or broke the protocol."""
-
-    peer: PeerId
-    failure: PeerUnreachable | DeadlineExceeded | WireError
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkDown:
-    """This node's own network failed it."""
-
-    peer: PeerId
-    problem: TransportDown
-
-
-@dataclass(frozen=True, slots=True)
-class Withdrawn:
-    """Nobody waits for the peer's answer any more."""
-
-    peer: PeerId
-
-
-Event: TypeAlias = (
-    Due | BacklogKnown | BacklogUnknown | Answered | TurnedDown | Failed | NetworkDown | Withdrawn
-)
+Event: TypeAlias = Due | Told | Ended
 
 # --- actions ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class AskBacklog:
-    """Ask the peer how much it has to do; `BacklogKnown` or `BacklogUnknown` follows."""
+    """Ask the peer how much it has to do; `Told` follows."""
 
     peer: PeerId
     deadline: float
@@ -106,7 +76,7 @@ class AskBacklog:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send the microbatch; one of the events of a request follows. Signs of life may be `silence` seconds apart."""
+    """Send the microbatch; `Ended` follows. Signs of life of the peer may be `silence` seconds apart."""
 
     peer: PeerId
     silence: float
@@ -128,7 +98,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class LetFinish:
-    """Let a peer finish although another one's answer was taken. Its end is an event, too."""
+    """Let a peer finish although another one's answer was taken; `Ended` follows all the same."""
 
     peer: PeerId
     asked: float
@@ -140,7 +110,7 @@ class LetFinish:
 class GiveUp:
     """Give the microbatch up: the passage is over."""
 
-    error: Refused | TransportDown
+    error: NolocoError
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +118,13 @@ class Report:
     """Record what the peer, asked at `asked`, did: no answer or a broken protocol, or an overruled refusal."""
 
     peer: PeerId
-    did: PeerUnreachable | DeadlineExceeded | WireError | Refused
+    did: NolocoError
     asked: float
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Record an offence of the peer: what another one did was not done here in the time that was left."""
+    """Record an offence of the peer: it fell silent with what another one has answered, or answered nonsense."""
 
     peer: PeerId
 
@@ -210,36 +180,13 @@ class Passage:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event in at `now`, in seconds of the driver's clock; return what is to be done, in this order."""
-        following = self._next
         match event:
             case Due(peers):
                 return self._due(peers, now)
-            case BacklogKnown(peer, seconds) if peer in self._awaited:
-                following.choices.times.answered(peer, now - self._questioned_at)
-                return self._told(peer, seconds, now)
-            case BacklogUnknown(peer, was_silent) if peer in self._awaited:
-                if was_silent:
-                    following.choices.times.missed(peer)
-                return self._told(peer, None, now)
-            case BacklogKnown() | BacklogUnknown():  # too late
-                return []
-            case Answered(peer, said, silence):
-                asked = self._asked.pop(peer)
-                following.answered(peer, asked, now, said, silence)
-                return [] if self.is_over else self._answered(peer, now - asked)
-            case TurnedDown(peer, refusal):
-                asked = self._return(peer)
-                return [] if self.is_over else self._turned_down(peer, refusal, asked)
-            case Failed(peer, failure):
-                return self._failed(peer, failure, self._return(peer), now)
-            case NetworkDown(peer, problem):
-                self._return(peer)
-                if self.is_over:
-                    return []
-                return self._give_up(problem) if following.is_leaving else self._ask_another(PAUSE_SECONDS)
-            case Withdrawn(peer):
-                self._return(peer)
-                return []
+            case Told(peer, backlog):
+                return self._told(peer, backlog, now) if peer in self._awaited else []
+            case Ended(peer, how):
+                return self._ended(peer, how, now)
         assert_never(event)
 
     # --- asking -------------------------------------------------------------------------------
@@ -261,10 +208,17 @@ class Passage:
         deadline_of = following.choices.times.deadline_of
         return [AskBacklog(peer, deadline_of(peer)) for peer in self._candidates]
 
-    def _told(self, peer: PeerId, seconds: float | None, now: float) -> list[Action]:
+    def _told(self, peer: PeerId, backlog: float | NolocoError, now: float) -> list[Action]:
+        times = self._next.choices.times
+        if isinstance(backlog, float | Refused):
+            times.answered(peer, now - self._questioned_at)
+        elif isinstance(
+            backlog, DeadlineExceeded
+        ):  # else it may be gone, which shows when it is sent something
+            times.missed(peer)
+        if isinstance(backlog, float):
+            self._backlogs[peer] = backlog
         self._awaited.remove(peer)
-        if seconds is not None:
-            self._backlogs[peer] = seconds
         return [] if self._awaited else self._send(self._backlogs, now)
 
     def _send(self, backlogs: Mapping[PeerId, float], now: float) -> list[Action]:
@@ -295,11 +249,28 @@ class Passage:
 
     # --- what becomes of it -------------------------------------------------------------------
 
-    def _return(self, peer: PeerId) -> float:
-        """Note that nothing came of a request; return when the peer was asked."""
-        asked = self._asked.pop(peer)
-        self._next.unanswered(peer, asked)
-        return asked
+    def _ended(self, peer: PeerId, how: Answer | NolocoError | None, now: float) -> list[Action]:
+        asked, following = self._asked.pop(peer), self._next
+        if isinstance(how, Answer):
+            following.answered(peer, asked, now, how.said, how.silence)
+        else:
+            following.unanswered(peer, asked)
+        if self.is_over:  # one that has refused or is gone holds nothing
+            return [Blame(peer)] if isinstance(how, DeadlineExceeded | WireError) else []
+        match how:
+            case None:
+                return []
+            case Answer():
+                return self._answered(peer, now - asked)
+            case Refused():
+                return self._refused(peer, how, asked)
+            case TransportDown():
+                return self._give_up(how) if following.is_leaving else self._ask_another(PAUSE_SECONDS)
+            case _:
+                following.failed(peer, was_silent=isinstance(how, DeadlineExceeded))
+                self._tried.add(peer)
+                self._waits_since = now
+                return [Report(peer, how, asked), *self._ask_another()]
 
     def _answered(self, peer: PeerId, took: float) -> list[Action]:
         self.is_over = True
@@ -307,7 +278,7 @@ class Passage:
         late = [LetFinish(other, asked, took, usual) for other, asked in self._asked.items()]
         return [Take(peer), *late, *(Report(other, *what) for other, what in self._refusals.items())]
 
-    def _turned_down(self, peer: PeerId, refusal: Refused, asked: float) -> list[Action]:
+    def _refused(self, peer: PeerId, refusal: Refused, asked: float) -> list[Action]:
         self._tried.add(peer)
         if refusal.code in CONTENT:
             self._refusals[peer] = refusal, asked
@@ -315,20 +286,10 @@ class Passage:
                 return self._give_up(refusal)
         return self._ask_another()
 
-    def _failed(
-        self, peer: PeerId, failure: PeerUnreachable | DeadlineExceeded | WireError, asked: float, now: float
-    ) -> list[Action]:
-        if self.is_over:  # one that is gone holds nothing
-            return [] if isinstance(failure, PeerUnreachable) else [Blame(peer)]
-        self._next.failed(peer, was_silent=isinstance(failure, DeadlineExceeded))
-        self._tried.add(peer)
-        self._waits_since = now
-        return [Report(peer, failure, asked), *self._ask_another()]
-
     def _ask_another(self, pause: float = 0.0) -> list[Action]:
         """Have another peer asked, unless one is about to be."""
         return [] if self._awaited else [SetTimer(pause)]
 
-    def _give_up(self, error: Refused | TransportDown) -> list[Action]:
+    def _give_up(self, error: NolocoError) -> list[Action]:
         self.is_over = True
         return [GiveUp(error)]

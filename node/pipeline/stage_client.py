@@ -21,25 +21,21 @@ from node.pipeline.microbatch import Microbatch
 from node.pipeline.next_stage import NextStage
 from node.pipeline.passage import (
     Action,
-    Answered,
+    Answer,
     AskBacklog,
-    BacklogKnown,
-    BacklogUnknown,
     Blame,
     Due,
+    Ended,
     Event,
-    Failed,
     GiveUp,
     LetFinish,
-    NetworkDown,
     Passage,
     Report,
     ReportNobody,
     Send,
     SetTimer,
     Take,
-    TurnedDown,
-    Withdrawn,
+    Told,
 )
 from node.pipeline.routing import FixedRouter, Router
 from protocol.codecs.codec import Encoded
@@ -187,38 +183,31 @@ class StageClient:
     # --- what others are asked ----------------------------------------------------------------
 
     async def _question(self, sending: _Sending, question: AskBacklog) -> list[Action]:
-        peer = question.peer
+        backlog: float | NolocoError
         try:
             message = GetBacklog(stage=self._stage)
-            answer, _ = await self._context.rpc.call(peer, message, deadline=question.deadline)
-            event: Event = BacklogKnown(peer, answer.seconds)
-        except Refused:
-            event = BacklogKnown(peer, None)
-        except NolocoError as failure:  # whether it is gone shows when it is sent something
-            event = BacklogUnknown(peer, was_silent=isinstance(failure, DeadlineExceeded))
-        return self._handle(sending, event)
+            answer, _ = await self._context.rpc.call(question.peer, message, deadline=question.deadline)
+            backlog = answer.seconds
+        except NolocoError as failure:
+            backlog = failure
+        return self._handle(sending, Told(question.peer, backlog))
 
     async def _request(self, sending: _Sending, send: Send) -> list[Action]:
         """Have one peer compute the microbatch; return what its answer leads to."""
         peer, patience = send.peer, self._patience(send.silence, partial(sending.note_progress, send.peer))
         try:
             reply, gradient = await self._ask(peer, sending.microbatch, sending.parcel, patience)
-        except Refused as refusal:
-            logger.debug("Peer %s refused a microbatch: %s", peer[-8:], refusal)
-            return self._handle(sending, TurnedDown(peer, refusal))
-        except (PeerUnreachable, DeadlineExceeded, WireError) as failure:
-            return self._handle(sending, Failed(peer, failure))
-        except TransportDown as problem:
-            logger.debug("Waiting for the network: %s", problem)
-            return self._handle(sending, NetworkDown(peer, problem))
+        except (Refused, PeerUnreachable, DeadlineExceeded, WireError, TransportDown) as failure:
+            logger.debug("Peer %s did not take a microbatch: %s", peer[-8:], failure)
+            return self._handle(sending, Ended(peer, failure))
         if not sending.passage.is_over:
             sending.answer = reply.loss, gradient
-        return self._handle(sending, Answered(peer, _load(reply), patience.longest_silence))
+        return self._handle(sending, Ended(peer, Answer(_load(reply), patience.longest_silence)))
 
     def _ended(self, sending: _Sending, peer: PeerId, asking: Asking) -> None:
         """Note a request that did not come to its end, if it began at all."""
         if asking.cancelled() or asking.exception() is not None:
-            self._handle(sending, Withdrawn(peer))
+            self._handle(sending, Ended(peer, None))
 
     def _patience(self, silence: float, told: Callable[[Progress], None] = ignore) -> Patience:
         times = self._next.times

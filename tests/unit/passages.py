@@ -9,20 +9,17 @@ from node.pipeline.next_stage import NextStage
 from node.pipeline.passage import (
     MOST_ASKED,
     Action,
-    Answered,
+    Answer,
     AskBacklog,
-    BacklogKnown,
-    BacklogUnknown,
     Blame,
     Due,
+    Ended,
     Event,
-    Failed,
-    NetworkDown,
     Passage,
     Phase,
     Send,
     SetTimer,
-    TurnedDown,
+    Told,
 )
 from node.pipeline.routing import Router
 from protocol.errors import DeadlineExceeded, PeerUnreachable, Refused, TransportDown, WireError
@@ -60,7 +57,7 @@ class Way:
         """What it wants done when it is due and nobody says how much there is to do."""
         actions = self.is_due(*peers)
         for question in [action for action in actions if isinstance(action, AskBacklog)]:
-            actions = self.hears(BacklogKnown(question.peer, None))
+            actions = self.hears(Told(question.peer, BUSY))
         return actions
 
     def sends(self, *peers: PeerId) -> PeerId:
@@ -68,7 +65,7 @@ class Way:
 
     def is_answered(self, peer: PeerId, after: float = 1.0) -> list[Action]:
         self.now += after
-        return self.hears(Answered(peer, after, after))
+        return self.hears(Ended(peer, Answer(after, after)))
 
     def knows_answers(self, seconds: float = 1.0, count: int = 8) -> None:
         """Let earlier microbatches have been answered, each after so many seconds."""
@@ -103,14 +100,14 @@ def life(seed: int) -> Iterator[tuple[Way, Event, float, list[Action]]]:
         if questions and not is_over and (not under_way or dice.random() < 0.5):
             peer = questions.pop()
             events: list[Event] = [
-                BacklogKnown(peer, dice.random()),
-                BacklogUnknown(peer, dice.random() < 0.5),
+                Told(peer, dice.random()),
+                Told(peer, dice.choice([BUSY, GONE, SILENT])),
             ]
         elif under_way and (is_over or questions or not is_set or dice.random() < 0.5):
             peer = under_way.pop(dice.randrange(len(under_way)))
-            refusals: list[Event] = [TurnedDown(peer, BUSY), TurnedDown(peer, ODD)]
-            failures: list[Event] = [Failed(peer, GONE), Failed(peer, SILENT), Failed(peer, BROKEN)]
-            events = [Answered(peer, 1.0, 1.0), NetworkDown(peer, TransportDown("")), *refusals, *failures]
+            refusals: list[Event] = [Ended(peer, BUSY), Ended(peer, ODD)]
+            failures: list[Event] = [Ended(peer, GONE), Ended(peer, SILENT), Ended(peer, BROKEN)]
+            events = [Ended(peer, Answer(1.0, 1.0)), Ended(peer, TransportDown("")), *refusals, *failures]
         else:
             assert is_set, "it waits for nothing"
             events, is_set = [Due(dice.sample(PEERS, dice.randrange(len(PEERS) + 1)))], False

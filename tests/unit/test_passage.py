@@ -14,25 +14,21 @@ from node.pipeline.passage import (
     MOST_RETRY_SECONDS,
     PAUSE_SECONDS,
     RETRY_SECONDS,
-    Answered,
+    Answer,
     AskBacklog,
-    BacklogKnown,
-    BacklogUnknown,
     Blame,
     Due,
+    Ended,
     Event,
-    Failed,
     GiveUp,
     LetFinish,
-    NetworkDown,
     Phase,
     Report,
     ReportNobody,
     Send,
     SetTimer,
     Take,
-    TurnedDown,
-    Withdrawn,
+    Told,
 )
 from protocol.errors import PeerUnreachable, TransportDown
 from protocol.ground import PeerId
@@ -48,8 +44,8 @@ def test_of_two_that_are_drawn_the_one_with_less_to_do_gets_it() -> None:
     assert isinstance(first, AskBacklog)
     assert isinstance(second, AskBacklog)
     assert {first.peer, second.peer} == {A, B}
-    assert way.hears(BacklogKnown(first.peer, 2.0)) == []
-    assert sent_in(way.hears(BacklogKnown(second.peer, 0.5))) == second.peer
+    assert way.hears(Told(first.peer, 2.0)) == []
+    assert sent_in(way.hears(Told(second.peer, 0.5))) == second.peer
 
 
 def test_the_only_one_gets_it_unasked() -> None:
@@ -66,11 +62,11 @@ def test_nobody_is_asked_how_much_it_has_to_do_where_that_takes_long_beside_the_
 
 
 def test_one_that_takes_no_more_comes_after_one_that_does_and_one_that_is_silent_too() -> None:
-    for unwilling in (BacklogKnown(A, None), BacklogUnknown(A), BacklogUnknown(A, was_silent=False)):
+    for unwilling in (Told(A, BUSY), Told(A, SILENT), Told(A, GONE)):
         way = Way(A, B)
         way.is_due()
         assert way.hears(unwilling) == []
-        assert sent_in(way.hears(BacklogKnown(B, 9.0))) == B
+        assert sent_in(way.hears(Told(B, 9.0))) == B
 
 
 def test_only_silence_counts_as_a_missed_deadline_of_the_question() -> None:
@@ -81,23 +77,23 @@ def test_only_silence_counts_as_a_missed_deadline_of_the_question() -> None:
             way.following.choices.times.answered(A, 0.1)
         way.is_due()
         usual = way.following.choices.times.deadline_of(A)
-        way.hears(BacklogUnknown(A, was_silent))
+        way.hears(Told(A, SILENT if was_silent else GONE))
         assert (way.following.choices.times.deadline_of(A) > usual) is was_silent
 
 
 def test_an_answer_about_the_backlog_that_comes_too_late_changes_nothing() -> None:
     way = Way(A, B)
     way.is_due()
-    way.hears(BacklogUnknown(A))
-    assert way.hears(BacklogKnown(A, 0.0)) == []
-    assert sent_in(way.hears(BacklogKnown(B, 9.0))) == B
-    assert way.hears(BacklogKnown(B, 0.0)) == []
+    way.hears(Told(A, SILENT))
+    assert way.hears(Told(A, 0.0)) == []
+    assert sent_in(way.hears(Told(B, 9.0))) == B
+    assert way.hears(Told(B, 0.0)) == []
 
 
 def test_in_a_ring_the_one_that_drew_it_is_asked_first_and_then_others() -> None:
     way = Way(A, B, home=B)
     assert sent_in(way.is_due()) == B
-    assert way.hears(TurnedDown(B, BUSY)) == [AT_ONCE]
+    assert way.hears(Ended(B, BUSY)) == [AT_ONCE]
     assert sent_in(way.is_due()) == A
 
 
@@ -117,7 +113,7 @@ def test_with_others_to_ask_silence_ends_sooner_than_the_manifest_allows() -> No
 def test_a_busy_one_costs_no_time_while_another_one_is_there() -> None:
     way = Way(A, B)
     busy = way.sends()
-    assert way.hears(TurnedDown(busy, BUSY)) == [AT_ONCE]
+    assert way.hears(Ended(busy, BUSY)) == [AT_ONCE]
     assert {busy, way.sends()} == {A, B}
 
 
@@ -125,7 +121,7 @@ def test_busy_ones_are_asked_again_after_a_pause_that_doubles() -> None:
     way, pauses = Way(A), []
     for _ in range(6):
         assert way.sends() == A
-        assert way.hears(TurnedDown(A, BUSY)) == [AT_ONCE]
+        assert way.hears(Ended(A, BUSY)) == [AT_ONCE]
         [timer] = way.is_due()
         assert isinstance(timer, SetTimer)
         pauses.append(timer.seconds)
@@ -150,10 +146,10 @@ def test_a_node_that_leaves_waits_for_nobody_who_may_never_come() -> None:
 def test_without_its_own_network_it_waits_and_asks_the_same_again() -> None:
     way, down = Way(A), TransportDown("p2pd restarts")
     assert way.sends() == A
-    assert way.hears(NetworkDown(A, down)) == [SetTimer(PAUSE_SECONDS)]
+    assert way.hears(Ended(A, down)) == [SetTimer(PAUSE_SECONDS)]
     assert way.sends() == A
     way.following.is_leaving = True
-    assert way.hears(NetworkDown(A, down)) == [GiveUp(down)]
+    assert way.hears(Ended(A, down)) == [GiveUp(down)]
 
 
 # --- refusals for what it holds ---------------------------------------------------------------------
@@ -161,21 +157,21 @@ def test_without_its_own_network_it_waits_and_asks_the_same_again() -> None:
 
 def test_what_two_refuse_for_its_content_is_given_up() -> None:
     way = Way(A, B, C)
-    assert way.hears(TurnedDown(way.sends(), ODD)) == [AT_ONCE]
-    assert way.hears(TurnedDown(way.sends(), ODD)) == [GiveUp(ODD)]
+    assert way.hears(Ended(way.sends(), ODD)) == [AT_ONCE]
+    assert way.hears(Ended(way.sends(), ODD)) == [GiveUp(ODD)]
     assert way.machine.is_over
 
 
 def test_what_the_only_one_refuses_for_its_content_is_given_up_and_not_asked_again() -> None:
     way = Way(A)
-    assert way.hears(TurnedDown(way.sends(), ODD)) == [AT_ONCE]
+    assert way.hears(Ended(way.sends(), ODD)) == [AT_ONCE]
     assert way.is_due() == [GiveUp(ODD)]
 
 
 def test_one_that_refuses_what_another_one_takes_is_reported() -> None:
     way = Way(A, B)
     asked, first = way.now, way.sends()
-    way.hears(TurnedDown(first, ODD))
+    way.hears(Ended(first, ODD))
     second = way.sends()
     assert way.is_answered(second) == [Take(second), Report(first, ODD, asked)]
 
@@ -188,7 +184,7 @@ def test_a_failure_is_reported_and_costs_one_resend_to_another_one(failure: Peer
     way = Way(A, B)
     asked, first = way.now, way.sends()
     way.now += 6.0
-    assert way.hears(Failed(first, failure)) == [Report(first, failure, asked), AT_ONCE]
+    assert way.hears(Ended(first, failure)) == [Report(first, failure, asked), AT_ONCE]
     assert way.sends() != first
 
 
@@ -199,25 +195,41 @@ def test_one_that_fails_is_measured_anew_and_only_silence_makes_deadlines_longer
         usual = way.following.silence(has_others=True)
         for _ in range(8):
             one = way.another()
-            one.hears(Failed(one.sends(), failure))
+            one.hears(Ended(one.sends(), failure))
         assert (way.following.silence(has_others=True) > usual) is grows
         assert not way.following.router.has_answered(A)
 
 
+def test_how_long_nobody_takes_it_is_counted_from_the_last_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    way, waits = Way(A), []
+
+    def candidates(peers: object, exclude: object, waited: float) -> list[PeerId]:
+        waits.append(waited)
+        return [A]
+
+    monkeypatch.setattr(way.following, "candidates", candidates)
+    for how in (BUSY, GONE, BUSY):
+        way.sends()
+        way.now += 2.0
+        way.hears(Ended(A, how))
+    way.sends()
+    assert waits == [0.0, 2.0, 0.0, 2.0]
+
+
 def test_only_what_was_answered_counts_as_the_peers_share() -> None:
     failures: list[Event] = [
-        TurnedDown(A, BUSY),
-        Failed(A, GONE),
-        NetworkDown(A, TransportDown("")),
-        Withdrawn(A),
+        Ended(A, BUSY),
+        Ended(A, GONE),
+        Ended(A, TransportDown("")),
+        Ended(A, None),
     ]
-    for end in [*failures, Answered(A, 1.0, 1.0)]:
+    for end in [*failures, Ended(A, Answer(1.0, 1.0))]:
         way = Way(A)
         for _ in range(20):
             one = way.another()
             one.sends()
             one.hears(end)
-        assert way.following.router.is_full(A, [A, B, C]) is isinstance(end, Answered)
+        assert way.following.router.is_full(A, [A, B, C]) is isinstance(end.how, Answer)
         assert list(way.following.choices.holders) == []
 
 
@@ -278,9 +290,9 @@ def test_a_refusal_that_comes_while_another_one_is_chosen_has_nobody_else_asked(
     one, other = way.is_due()
     assert isinstance(one, AskBacklog)
     assert isinstance(other, AskBacklog)
-    assert way.hears(TurnedDown(first, BUSY)) == []
-    way.hears(BacklogKnown(one.peer, 1.0))
-    assert sent_in(way.hears(BacklogKnown(other.peer, 2.0))) == one.peer
+    assert way.hears(Ended(first, BUSY)) == []
+    way.hears(Told(one.peer, 1.0))
+    assert sent_in(way.hears(Told(other.peer, 2.0))) == one.peer
 
 
 def late_way() -> tuple[Way, PeerId]:
@@ -301,12 +313,12 @@ def test_a_late_one_is_blamed_for_silence_and_nonsense_and_not_for_being_gone(
     failure: PeerUnreachable, is_blamed: bool
 ) -> None:
     way, late = late_way()
-    assert way.hears(Failed(late, failure)) == ([Blame(late)] if is_blamed else [])
+    assert way.hears(Ended(late, failure)) == ([Blame(late)] if is_blamed else [])
 
 
 def test_a_late_refusal_changes_nothing_and_a_late_answer_says_how_slow_its_peer_is() -> None:
     way, late = late_way()
-    assert way.hears(TurnedDown(late, ODD)) == []
+    assert way.hears(Ended(late, ODD)) == []
     way, late = late_way()
     usual = way.following.router.usual_answer(late)
     for _ in range(9):  # so that the quarter of its answers that counts is late ones
@@ -314,7 +326,7 @@ def test_a_late_refusal_changes_nothing_and_a_late_answer_says_how_slow_its_peer
         while other.sends() != late:
             pass
         other.now += 60.0
-        other.hears(Answered(late, 60.0, 1.0))
+        other.hears(Ended(late, Answer(60.0, 1.0)))
     assert way.is_answered(late, 60.0) == []
     assert way.following.router.usual_answer(late) > usual
     assert late not in way.following.choices.holders

@@ -6,22 +6,19 @@ from typing import TYPE_CHECKING
 
 from bootstrap.lab.simulated_swarm.modelled_network import MESSAGE
 from node.pipeline.passage import (
-    Answered,
+    Answer,
     AskBacklog,
-    BacklogKnown,
-    BacklogUnknown,
     Blame,
     Due,
+    Ended,
     Event,
-    Failed,
     LetFinish,
     Passage,
     Report,
     Send,
     SetTimer,
     Take,
-    TurnedDown,
-    Withdrawn,
+    Told,
 )
 from protocol.errors import DeadlineExceeded, Refused
 from protocol.ground import PeerId
@@ -103,11 +100,12 @@ class Passing:
         peer = self.at.peer
         asked = self._asks_since = peer.world.now
         peer.world.network.send(peer, other, "questions", MESSAGE, self._reached, other, asked)
-        peer.world.queue.after(deadline, self._told, asked, BacklogUnknown(other.peer))
+        peer.world.queue.after(deadline, self._told, asked, Told(other.peer, SILENT))
 
     def _reached(self, other: SwarmPeer, asked: float) -> None:
-        backlog = BacklogKnown(other.peer, other.pipeline_at(self.at.stage + 1).backlog())
-        other.world.network.send(other, self.at.peer, "questions", MESSAGE, self._told, asked, backlog)
+        backlog = other.pipeline_at(self.at.stage + 1).backlog()
+        told = Told(other.peer, BUSY if backlog is None else backlog)
+        other.world.network.send(other, self.at.peer, "questions", MESSAGE, self._told, asked, told)
 
     def _told(self, asked: float, event: Event) -> None:
         if asked == self._asks_since and not self.is_over:
@@ -141,22 +139,22 @@ class Passing:
         if self._lose(child):
             world = self.at.peer.world
             silence = min(world.now - child.asked, PROGRESS_SECONDS + world.network.round_trip)
-            self._handle(Answered(child.at.peer.peer, said, silence))
+            self._handle(Ended(child.at.peer.peer, Answer(said, silence)))
 
     def refuse(self, child: Passing) -> None:
         if self._lose(child):
-            self._handle(TurnedDown(child.at.peer.peer, BUSY))
+            self._handle(Ended(child.at.peer.peer, BUSY))
 
     def fail(self, child: Passing) -> None:
         """Give up the child's peer, which showed no sign of life within the deadline."""
         if self._lose(child):
             child.at.cancel(child)  # whether it is cut off or dead: its end of the stream broke, too
-            self._handle(Failed(child.at.peer.peer, SILENT))
+            self._handle(Ended(child.at.peer.peer, SILENT))
 
     def withdraw(self, child: Passing) -> None:
         """Let the child's peer know that nobody waits for it."""
         if self._lose(child):
-            self._handle(Withdrawn(child.at.peer.peer))
+            self._handle(Ended(child.at.peer.peer, None))
             network = self.at.peer.world.network
             network.send(self.at.peer, child.at.peer, "refusals", MESSAGE, child.at.cancel, child)
 
