@@ -81,6 +81,18 @@ def test_only_silence_counts_as_a_missed_deadline_of_the_question() -> None:
         assert (way.following.choices.times.deadline_of(A) > usual) is was_silent
 
 
+def test_the_time_that_a_question_takes_is_learned_also_from_one_that_takes_no_more() -> None:
+    way = Way(A, B)
+    for _ in range(2):  # the first answer of a peer opens a stream and says nothing
+        way.knows_answers(9.0)
+        one = way.another()
+        one.is_due()
+        one.now += 0.25
+        one.hears(Told(A, BUSY))
+        one.hears(Told(B, GONE))
+    assert way.following.choices.times.round_trip == 0.25
+
+
 def test_an_answer_about_the_backlog_that_comes_too_late_changes_nothing() -> None:
     way = Way(A, B)
     way.is_due()
@@ -160,6 +172,15 @@ def test_what_two_refuse_for_its_content_is_given_up() -> None:
     assert way.hears(Ended(way.sends(), ODD)) == [AT_ONCE]
     assert way.hears(Ended(way.sends(), ODD)) == [GiveUp(ODD)]
     assert way.machine.is_over
+
+
+def test_one_that_refused_the_content_is_not_asked_again_after_a_pause() -> None:
+    way = Way(A, B)
+    way.hears(Ended(way.sends(A), ODD))
+    assert way.sends() == B
+    way.hears(Ended(B, BUSY))
+    assert way.is_due() == [SetTimer(RETRY_SECONDS)]
+    assert way.sends() == B
 
 
 def test_what_the_only_one_refuses_for_its_content_is_given_up_and_not_asked_again() -> None:
