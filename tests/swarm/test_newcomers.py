@@ -13,7 +13,7 @@ from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.model.compute import Priority
 from protocol.ground import PeerId
 from protocol.records.identity import Identity
-from tests.swarm.micro import FOREVER, micro_swarm, run_swarm, stage_nodes, until
+from tests.swarm.micro import FOREVER, SEED, micro_swarm, run_swarm, stage_nodes, until
 from tests.swarm.movers import slow_swarm
 
 EVEN: dict[str, Any] = {
@@ -75,7 +75,7 @@ def test_a_newcomer_goes_to_its_neighbours_where_that_makes_the_way_of_microbatc
     overseas = range(2, 4)
 
     async def main() -> None:
-        there = {Identity.from_seed("node", 1, number).peer_id for number in overseas}
+        there = {Identity.from_seed("node", SEED, number).peer_id for number in overseas}
 
         def link(sender: PeerId, receiver: PeerId) -> Link:
             return Link(latency=0.1 if (sender in there) != (receiver in there) else 0.002, bandwidth=1e6)

@@ -21,6 +21,7 @@ from protocol.records.announcement import Announcement, stage_key
 from protocol.records.identity import Identity
 from tests.swarm.micro import (
     FOREVER,
+    SEED,
     everyone_goes_on,
     everyone_reaches,
     fails_to_join,
@@ -33,7 +34,7 @@ from tests.swarm.micro import (
     until,
 )
 
-OWNER = Identity.from_seed("run", 1)
+OWNER = Identity.from_seed("run", SEED)
 DAY = 86_400.0
 PRIVATE: dict[str, Any] = {"access__private": True, "inner__total_steps": FOREVER}
 
@@ -174,7 +175,7 @@ def test_who_is_revoked_is_out_within_a_minute_and_the_others_go_on(how: str) ->
         await until(lambda: len(knowing(swarm, peer)) >= 4, 300.0)
         serial = given.invitation.serial
         await revoke(
-            swarm, serial if how == "token" else mark_of(Identity.from_seed("node", 1, 9).public_key)
+            swarm, serial if how == "token" else mark_of(Identity.from_seed("node", SEED, 9).public_key)
         )
         await asyncio.sleep(60.0)
         error = swarm.tasks.pop(9).exception()
