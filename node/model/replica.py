@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import torch
@@ -64,7 +65,8 @@ class Replica:
         )
         if self.is_blank:
             self.flat.make_blank()
-        self.settings = OuterSettings(*manifest.outer.coefficients, kept_apart(manifest.wire.gossip))
+        self._founded = OuterSettings(*manifest.outer.coefficients, kept_apart(manifest.wire.gossip))
+        self.settings = self._founded
         self.phi = self.flat.values.clone()
         self.delta = torch.zeros_like(self.phi)
         self.optimizer = InnerOptimizer(manifest.inner, self.flat)
@@ -205,11 +207,16 @@ class Replica:
         self._finish(lambda index, bounds: self._add_contribution(pull(index, bounds), bounds))
 
     def finish_round_alone(self) -> None:
-        """Take the outer step of a group of one."""
+        """Take the outer step of a group of one, whose mean is as long as its own progress."""
+        self.lengthen(1.0)
         if self.steps_at_once:
             self._finish_at_once(None, self.settings.beta, -self.settings.beta)
         else:
             self._finish(lambda _, bounds: self.contribution(bounds))
+
+    def lengthen(self, factor: float) -> None:
+        """Let the own progress count `factor` times what the run's β says, until this is called again."""
+        self.settings = replace(self._founded, beta=self._founded.beta * factor)
 
     def stop_momentum(self) -> None:
         """Forget δ: the next outer step averages φ and goes no further, where nothing was trained before it."""

@@ -117,9 +117,10 @@ class PairAverager(Averager):
             return None
         pull = Pull(exchange.outgoing, exchange.incoming, replica, exchange.unread)
         phi = sampled(replica.phi).clone()
+        progress = sampled(replica.flat.values) - phi
         finding = self._statistics.defend(exchange.pair.partner, pull)
         replica.finish_round_with(pull.piece, pull.whole)
-        return self._statistics.seen(pull.sample, phi, exchange.phi_sample, finding)
+        return self._statistics.seen(pull.sample, phi, progress, exchange.phi_sample, finding)
 
     def _record(self, partner: PeerId | None, sample: MeetingSample | None) -> None:
         context = self._context

@@ -31,6 +31,7 @@ from node.model.outer import Matrix, OuterSettings, covariance_recursion, statio
 from node.model.replica import Replica
 from node.rounds.defence import Defence, Examination, blocks_of
 from node.rounds.effect import Effect
+from node.rounds.gain import Gain, cosine
 from node.rounds.pull import Pull
 from protocol.ground import PeerId
 
@@ -45,6 +46,7 @@ class MeetingSample:
 
     squared_distance: float  # of φ_i − φ_j
     squared_difference: float  # of Δ_i − Δ_j
+    shared: float  # the cosine of Δ_i and Δ_j
     finding: Examination | None
 
 
@@ -58,7 +60,8 @@ class RoundStatistics:
         self._replica = replica
         # the last variances over replicas, as a pair showed them and as they were expected
         self._variances: deque[tuple[float, float]] = deque(maxlen=DISTANCES)
-        self._model = SpreadModel(replica.settings)
+        self._model = SpreadModel()
+        self._gain = Gain(outer.gain)
         self._is_settled = False
         blocks = blocks_of(replica.flat.slices)
         self._effect = Effect(replica)
@@ -90,15 +93,20 @@ class RoundStatistics:
         self,
         pull: torch.Tensor,
         phi: torch.Tensor,
+        progress: torch.Tensor,
         partners_phi: torch.Tensor | None,
         finding: Examination | None,
     ) -> MeetingSample | None:
-        """Sample the meeting from samples of the pull and of both φ; None when the partner's was not sent."""
+        """Sample the meeting from samples of the pull, of both φ and of the own Δ, all of before the outer step.
+
+        None when the partner's φ was not sent.
+        """
         if partners_phi is None:
             return None
         settings, apart = self._replica.settings, partners_phi.to(phi.device) - phi
-        progress = (2 * pull - settings.gamma * apart) / settings.beta
-        return MeetingSample(float(apart.square().mean()), float(progress.square().mean()), finding)
+        between = (2 * pull - settings.gamma * apart) / settings.beta  # Δ_j − Δ_i
+        shared = cosine(progress, progress + between)
+        return MeetingSample(float(apart.square().mean()), float(between.square().mean()), shared, finding)
 
     def round_ended(self, peer: PeerId | None, seen: MeetingSample | None) -> None:
         """Publish what follows; `peer` is the partner, None in a round alone."""
@@ -107,10 +115,14 @@ class RoundStatistics:
         if not self._model.is_fed and self._replica.round > SETTLED_ROUND:
             self._is_settled = True
         difference, before = seen.squared_difference if seen is not None else None, self._model.variance
-        counters.expected_spread = self._model.round_ended(replicas, difference, self._is_settled)
+        counters.expected_spread = self._model.round_ended(
+            self._replica.settings, replicas, difference, self._is_settled
+        )
         if seen is not None:
             measured = variance_from_distance(seen.squared_distance, max(2, replicas))
             self._variances.append((measured, before))
+            self._gain.met(seen.shared)
+        self._replica.lengthen(self._gain.factor(replicas))
         counters.spread = spread_from_variances(self._variances, self._model.variance)
         if seen is not None and peer is not None and seen.finding is not None:
             self._tell(peer, seen.finding)
@@ -174,8 +186,7 @@ def spread_from_variances(variances: Collection[tuple[float, float]], expected: 
 class SpreadModel:
     """Predicts the spread of replicas from the noise of their rounds."""
 
-    def __init__(self, settings: OuterSettings) -> None:
-        self._settings = settings
+    def __init__(self) -> None:
         self._noise: float | None = None
         self._sigma: Matrix = np.zeros((2, 2))
 
@@ -189,7 +200,9 @@ class SpreadModel:
         """Variance of φ over the replicas, per parameter."""
         return max(0.0, float(self._sigma[0, 0]))
 
-    def round_ended(self, replicas: int, squared_difference: float | None, is_settled: bool) -> float | None:
+    def round_ended(
+        self, settings: OuterSettings, replicas: int, squared_difference: float | None, is_settled: bool
+    ) -> float | None:
         """The predicted spread after one more round of a stage of `replicas`; None before anything is known.
 
         `squared_difference` is the mean square of Δ_i − Δ_j over parameters, None in a round without a
@@ -202,7 +215,7 @@ class SpreadModel:
         if noise is None or replicas < 2:
             return None
         if is_settled and not self._sigma.any():
-            stationary = stationary_covariance(self._settings, replicas, noise_variance=noise)
+            stationary = stationary_covariance(settings, replicas, noise_variance=noise)
             self._sigma = stationary if np.isfinite(stationary).all() else self._sigma
-        self._sigma = covariance_recursion(self._sigma, self._settings, replicas, noise_variance=noise)
+        self._sigma = covariance_recursion(self._sigma, settings, replicas, noise_variance=noise)
         return math.sqrt(self.variance)

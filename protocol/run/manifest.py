@@ -143,6 +143,9 @@ class Outer(Section):
     # "steps": a round is k inner steps. "time": as many as fit into the time that the median replica of the
     # stage needs for k, at least k/4 and at most 4k, so that rounds of fast and slow replicas meet.
     pace: Literal["steps", "time"] = "steps"
+    # How much of what averaging takes from the length of Δ each replica gives back, from 0, nothing, to 1: see
+    # `node.rounds.gain`. Not written down in a manifest without it, so that earlier versions read that.
+    gain: Annotated[float, Field(ge=0, le=1, exclude_if=lambda returned: returned == 0)] = 0.0
     # "none": z goes at the end of the round. "phi-early": φ goes during the inner steps, once the pair is agreed,
     # and only Δ at the end.
     overlap: Literal["none", "phi-early"] = "none"
@@ -167,6 +170,8 @@ class Outer(Section):
 
     @model_validator(mode="after")
     def _stable(self) -> Self:
+        if self.gain and not (self.method == "noloco" and self.overlap == "none"):
+            raise ValueError('outer.gain needs outer.method = "noloco" and outer.overlap = "none"')
         if self.method == "noloco":
             bound, why = gamma_bound(self.alpha), f"with pairs and alpha {self.alpha:g}"
             formula = "2(1 - alpha^2)"

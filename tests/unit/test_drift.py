@@ -15,18 +15,18 @@ SETTINGS = OuterSettings(0.5, 0.7, 0.7)
 
 @pytest.mark.parametrize("replicas", [2, 3, 4, 7, 64])
 def test_the_prediction_settles_where_the_theory_says(replicas: int) -> None:
-    model, noise = SpreadModel(SETTINGS), 0.03
+    model, noise = SpreadModel(), 0.03
     for _ in range(60):
-        predicted = model.round_ended(replicas, 2 * noise**2, is_settled=False)
+        predicted = model.round_ended(SETTINGS, replicas, 2 * noise**2, is_settled=False)
     assert predicted == pytest.approx(
         math.sqrt(stationary_variance(SETTINGS, replicas, noise_variance=noise**2)), rel=1e-3, abs=1e-12
     )
 
 
 def test_a_newcomer_to_an_old_stage_predicts_what_is_there_already() -> None:
-    grown, settled = SpreadModel(SETTINGS), SpreadModel(SETTINGS)
-    first = settled.round_ended(8, 2.0, is_settled=True)
-    young = grown.round_ended(8, 2.0, is_settled=False)
+    grown, settled = SpreadModel(), SpreadModel()
+    first = settled.round_ended(SETTINGS, 8, 2.0, is_settled=True)
+    young = grown.round_ended(SETTINGS, 8, 2.0, is_settled=False)
     assert young is not None
     assert first is not None
     assert young < first
@@ -34,9 +34,9 @@ def test_a_newcomer_to_an_old_stage_predicts_what_is_there_already() -> None:
 
 
 def test_nothing_is_predicted_of_nothing() -> None:
-    model = SpreadModel(SETTINGS)
-    assert model.round_ended(8, None, is_settled=False) is None
-    assert model.round_ended(1, 1.0, is_settled=False) is None
+    model = SpreadModel()
+    assert model.round_ended(SETTINGS, 8, None, is_settled=False) is None
+    assert model.round_ended(SETTINGS, 1, 1.0, is_settled=False) is None
 
 
 def test_the_prediction_agrees_with_pairs_of_noisy_replicas() -> None:
@@ -44,7 +44,7 @@ def test_the_prediction_agrees_with_pairs_of_noisy_replicas() -> None:
     rng = np.random.default_rng(3)
     replicas, size, noise = 8, 4000, 0.01
     phi, delta = np.zeros((replicas, size)), np.zeros((replicas, size))
-    model = SpreadModel(SETTINGS)
+    model = SpreadModel()
     for _ in range(40):
         progress = rng.standard_normal((replicas, size)) * noise
         order = rng.permutation(replicas)
@@ -54,7 +54,7 @@ def test_the_prediction_agrees_with_pairs_of_noisy_replicas() -> None:
                 delta[replica] = SETTINGS.alpha * delta[replica] + z.mean(0) - SETTINGS.gamma * phi[replica]
         phi += delta
         seen = float(np.square(progress[order[0]] - progress[order[1]]).mean())
-        predicted = model.round_ended(replicas, seen, is_settled=False)
+        predicted = model.round_ended(SETTINGS, replicas, seen, is_settled=False)
     true = math.sqrt(np.square(phi - phi.mean(0)).mean())
     assert predicted == pytest.approx(true, rel=0.1)
 
@@ -64,7 +64,7 @@ def after_a_falling_rate(seed: int) -> tuple[float, float, float]:
     rng = np.random.default_rng(seed)
     replicas, size = 16, 2000
     phi, delta, kept = np.zeros((replicas, size)), np.zeros((replicas, size)), np.zeros((replicas, size))
-    model, variances, past = SpreadModel(SETTINGS), list[tuple[float, float]](), list[float]()
+    model, variances, past = SpreadModel(), list[tuple[float, float]](), list[float]()
     for noise in np.geomspace(0.1, 0.01, 30):
         kept = 0.5 * kept + rng.standard_normal(
             (replicas, size)
@@ -79,7 +79,7 @@ def after_a_falling_rate(seed: int) -> tuple[float, float, float]:
             for replica in (i, j):
                 delta[replica] = SETTINGS.alpha * delta[replica] + z.mean(0) - SETTINGS.gamma * phi[replica]
         phi += delta
-        model.round_ended(replicas, float(np.square(progress[one] - progress[other]).mean()), False)
+        model.round_ended(SETTINGS, replicas, float(np.square(progress[one] - progress[other]).mean()), False)
         past = [*past[-7:], distance]
         variances = [*variances[-7:], (variance_from_distance(distance, replicas), before)]
     estimate = spread_from_variances(variances, model.variance)

@@ -1,0 +1,92 @@
+"""How much of the length that averaging takes away a replica gives back."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.model.replica import Replica
+from node.rounds.gain import LEAST_MEETINGS, MEETINGS, Gain, cosine
+from protocol.errors import ManifestError
+from protocol.run.manifest import load_preset
+from protocol.run.signed_manifest import canonical_bytes
+from tests.swarm.micro import micro_manifest
+
+
+def met(returned: float, *shared: float) -> Gain:
+    gain = Gain(returned)
+    for each in shared:
+        gain.met(each)
+    return gain
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 8, 64])
+def test_the_whole_length_is_that_of_a_mean_over_all(replicas: int) -> None:
+    """A fifth of the energy is shared: the mean over all, made longer, is as long as the progress of one."""
+    rng = torch.Generator().manual_seed(1)
+    size, shared = 40_000, 0.2
+    signal = torch.randn(size, generator=rng) * math.sqrt(shared)
+    progress = signal + torch.randn(replicas, size, generator=rng) * math.sqrt(1 - shared)
+    gain = met(1.0, *[cosine(progress[0], other) for other in progress[1:]] * LEAST_MEETINGS)
+    lengthened = gain.factor(replicas) * progress.mean(0).norm()
+    assert float(lengthened) == pytest.approx(float(progress[0].norm()), rel=0.03)
+
+
+def test_half_of_it_is_the_root() -> None:
+    assert met(0.5, 0.1, 0.1, 0.1).factor(8) == pytest.approx(math.sqrt(met(1.0, 0.1, 0.1, 0.1).factor(8)))
+
+
+def test_nothing_is_given_back_where_nothing_was_lost() -> None:
+    shared = [0.1] * LEAST_MEETINGS
+    assert met(0.0, *shared).factor(8) == 1.0  # nobody asked for it
+    assert met(1.0, *shared).factor(1) == 1.0  # alone
+    assert met(1.0, 1.0, 1.0, 1.0).factor(8) == 1.0  # all agree
+    assert met(1.0, *shared[1:]).factor(8) == 1.0  # too few were met
+
+
+@given(st.lists(st.floats(-1, 1), max_size=2 * MEETINGS), st.integers(0, 10_000), st.floats(0, 1))
+def test_the_factor_is_never_below_one_nor_above_the_root_of_the_replicas(
+    shared: list[float], replicas: int, returned: float
+) -> None:
+    assert 1.0 <= met(returned, *shared).factor(replicas) <= max(1, replicas) ** 0.5 + 1e-9
+
+
+@given(st.floats(-1, 1))
+def test_a_partner_among_many_that_lies_about_its_progress_moves_it_little(lie: float) -> None:
+    honest = [0.10, 0.11, 0.12, 0.13, 0.14]
+    factor = met(0.5, *honest, lie).factor(8)
+    assert met(0.5, *honest, 1.0).factor(8) <= factor <= met(0.5, *honest, -1.0).factor(8)
+    assert factor == pytest.approx(met(0.5, *honest).factor(8), rel=0.02)
+
+
+@pytest.mark.parametrize("value", [0.0, math.inf, math.nan, 1e30])
+def test_what_has_no_cosine_shares_nothing(value: float) -> None:
+    assert cosine(torch.ones(4), torch.full((4,), value)) in (0.0, pytest.approx(1.0))
+    assert cosine(torch.full((4,), value), torch.zeros(4)) == 0.0
+
+
+def test_a_replica_makes_its_own_progress_longer_and_nothing_else() -> None:
+    replica = Replica(micro_manifest(outer__gain=0.5, outer__alpha=0.0, outer__beta=1.0, outer__gamma=1.0), 0)
+    before = replica.phi.clone()
+    replica.flat.values.add_(1.0)
+    replica.lengthen(1.5)
+    assert torch.allclose(replica.contribution() - before, torch.full_like(before, 1.5), atol=1e-5)
+    replica.finish_round_alone()
+    assert torch.allclose(replica.phi - before, torch.ones_like(before), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("method", "diloco"), ("overlap", "phi-early"), ("method", "average"), ("method", "local")],
+)
+def test_a_run_that_cannot_have_it_says_so(setting: str, value: str) -> None:
+    with pytest.raises(ManifestError, match=r"outer\.gain needs"):
+        micro_manifest(outer__gain=0.5, **{f"outer__{setting}": value})
+
+
+def test_a_run_without_it_is_written_as_it_always_was() -> None:
+    assert b'"gain"' not in canonical_bytes(load_preset("llama-125m"))
