@@ -114,10 +114,10 @@ class LearningSetting:
         )
 
     def _value_of(self, name: str) -> object:
-        contents: Any = self.manifest.model_dump()
+        value: Any = self.manifest
         for part in name.split("."):
-            contents = contents[part]
-        return contents
+            value = getattr(value, part)
+        return value
 
 
 @dataclass

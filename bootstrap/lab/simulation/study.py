@@ -63,7 +63,7 @@ def one_setting(
     """Make a setting of `base` with changes, validated; `seed` draws the first weights, too.
 
     `chosen` has further settings of the manifest by name, as outer.clip; they count last. A method that cannot use
-    the base's gossip codec has int8, unless another is chosen. Raises `ManifestError` for settings that contradict
+    the base's gossip codec has int8, unless another is chosen, and one that cannot have its outer.gain has none. Raises `ManifestError` for settings that contradict
     each other.
     """
     contents = base.model_dump()
@@ -82,6 +82,8 @@ def one_setting(
     )
     contents["wire"].update(wire or {})
     contents["outer"].update(outer)
+    if contents["outer"]["method"] != "noloco" or contents["outer"]["overlap"] != "none":
+        contents["outer"].pop("gain", None)  # the base's, which these cannot have
     contents["model"]["seed"] += seed
     for name, value in (chosen or {}).items():
         section, _, setting = name.rpartition(".")
