@@ -40,6 +40,7 @@ from tests.swarm.test_lying_donors import Liar, noise
 from tests.swarm.test_nothing_is_lost import RETURN, A, C, leave, lineages, three_friends
 
 LIFETIME = 6.0
+RETURNS_WITHIN = 10.0  # seconds for which a stage that nobody has is waited for
 CLAIMS = {
     "older": Lineage(0, 0.001),
     "far ahead": Lineage(2**62, 1.0),
@@ -64,11 +65,17 @@ async def says(swarm: SimulatedSwarm, rpc: Rpc, lineage: Lineage, step: int) -> 
 
 
 async def begun_anew_everywhere(**settings: Any) -> SimulatedSwarm:
-    """Two stages of two replicas; those of stage 0 were begun anew just now."""
-    swarm = await training(2, inner__total_steps=FOREVER, **settings)
-    for node in stage_nodes(swarm, 0):
-        node.replica.lineage = Lineage(1, swarm.network.now())
+    """Two stages of two replicas; both of stage 0 left with its state, and others began it anew."""
+    changes = {"inner__total_steps": FOREVER, "limits__stage_return": RETURNS_WITHIN, **settings}
+    swarm = await training(2, **changes)
+    for number in [number for number, node in swarm.nodes.items() if node.stage == 0]:
+        await leave(swarm, number)
+    for number in (5, 6):
+        swarm.add(number, stage=0)
+    await until(lambda: {n.public_state for n in swarm.nodes.values()} == {"serving"})
     await everyone_goes_on(swarm, 5)
+    assert {lineage.beginning for lineage in lineages(swarm, 0)} == {1}
+    assert not events_of(swarm, "yielded")
     return swarm
 
 

@@ -63,8 +63,8 @@ def one_setting(
     """Make a setting of `base` with changes, validated; `seed` draws the first weights, too.
 
     `chosen` has further settings of the manifest by name, as outer.clip; they count last. A method that cannot use
-    the base's gossip codec has int8, unless another is chosen, and one that cannot have its outer.gain has none. Raises `ManifestError` for settings that contradict
-    each other.
+    the base's gossip codec has int8, unless another is chosen, and one that cannot have its outer.gain has none.
+    Raises `ManifestError` for settings that contradict each other.
     """
     contents = base.model_dump()
     if method != "all-reduce":
