@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from protocol.records.identity import Identity
-from tests.swarm.micro import FOREVER, micro_swarm, run_swarm, step_of, until
+from tests.swarm.micro import FOREVER, micro_swarm, run_swarm, until
 
 
 def test_others_know_of_another_way_in_long_before_the_record_is_renewed() -> None:
     async def main() -> None:
         swarm = micro_swarm(inner__total_steps=FOREVER, limits__record_lifetime=600.0)
+        swarm.seconds = lambda stage, priority: 20.0  # it is about records: little is trained
         await swarm.seed_peer.start()
         node, *others = [swarm.add(number, stage=number % 2, relay=False) for number in range(3)]
-        await until(lambda: all(step_of(each) >= 2 for each in swarm.nodes.values()))
+        await until(
+            lambda: all(each.public_state == "serving" for each in swarm.nodes.values()), seconds=600
+        )
         peer = node.transport.peer_id
         for name in ("one", "other"):
             way = Identity.from_seed(name).peer_id
