@@ -129,4 +129,4 @@ async def attempt(
         async with asyncio.timeout(seconds):
             await action()
     except Exception as error:  # noqa: BLE001  leaving goes on
-        logger.warning("A problem while %s: %s", doing, error or type(error).__name__)
+        logger.warning("A problem while %s: %s", doing, str(error) or type(error).__name__)
