@@ -202,7 +202,8 @@ def stability_of(manifest: Manifest, replicas: int) -> Stability | None:
     if outer.method == "diloco":
         return Stability(gamma, 2 * (1 + alpha), 0.0)
     rounding = kept_apart(manifest.wire.gossip)
-    spread = math.sqrt(stationary_variance(OuterSettings(*outer.coefficients, rounding), replicas))
+    longest = outer.coefficients[1] * replicas ** (outer.gain / 2)  # where replicas share no progress at all
+    spread = math.sqrt(stationary_variance(OuterSettings(alpha, longest, gamma, rounding), replicas))
     return Stability(gamma, gamma_bound(alpha, kept_apart=rounding), spread)
 
 
