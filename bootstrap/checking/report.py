@@ -27,6 +27,7 @@ from node.model.memory_model import (
     memory_of_state,
 )
 from node.model.outer import OuterSettings, stationary_variance
+from node.rounds.gain import LONGEST
 from node.model.resources import least_memory, memory_needed
 from node.model.stage import parameter_count, work_of
 from protocol.codecs.codec import nbytes_of
@@ -196,14 +197,14 @@ def averaging_bytes(manifest: Manifest, parameters: int, replicas: int) -> tuple
 def stability_of(manifest: Manifest, replicas: int) -> Stability | None:
     """γ's bound and the spread at which random pairs settle (κ = 0); one group of all has none."""
     outer = manifest.outer
-    alpha, _, gamma = outer.coefficients
+    alpha, beta, gamma = outer.coefficients
     if outer.method == "local":
         return None
     if outer.method == "diloco":
         return Stability(gamma, 2 * (1 + alpha), 0.0)
     rounding = kept_apart(manifest.wire.gossip)
-    longest = outer.coefficients[1] * replicas ** (outer.gain / 2)  # where replicas share no progress at all
-    spread = math.sqrt(stationary_variance(OuterSettings(alpha, longest, gamma, rounding), replicas))
+    factor = min(LONGEST, replicas ** (outer.gain / 2))  # where replicas share no progress at all
+    spread = math.sqrt(stationary_variance(OuterSettings(alpha, beta * factor, gamma, rounding), replicas))
     return Stability(gamma, gamma_bound(alpha, kept_apart=rounding), spread)
 
 

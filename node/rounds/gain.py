@@ -21,6 +21,8 @@ import torch
 
 MEETINGS = 16  # last ones that count, one vote each
 LEAST_MEETINGS = 3
+# Whoever fills the stage with records makes N as large as it likes; and nobody measured more than 16 replicas.
+LONGEST = 2.0
 
 
 def cosine(own: torch.Tensor, others: torch.Tensor) -> float:
@@ -46,8 +48,8 @@ class Gain:
         self._shared.append(shared)
 
     def factor(self, replicas: int) -> float:
-        """By eq. (1), for a stage of so many replicas; 1 until enough partners were met."""
+        """By eq. (1), for a stage of so many replicas, `LONGEST` at most; 1 until enough partners were met."""
         if not self._returned or replicas < 2 or len(self._shared) < LEAST_MEETINGS:
             return 1.0
         shared = min(1.0, max(0.0, median(self._shared)))
-        return float((shared + (1.0 - shared) / replicas) ** (-self._returned / 2))
+        return float(min(LONGEST, (shared + (1.0 - shared) / replicas) ** (-self._returned / 2)))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.model.replica import Replica
-from node.rounds.gain import LEAST_MEETINGS, MEETINGS, Gain, cosine
+from node.rounds.gain import LEAST_MEETINGS, LONGEST, MEETINGS, Gain, cosine
 from protocol.errors import ManifestError
 from protocol.run.manifest import load_preset
 from protocol.run.signed_manifest import canonical_bytes
@@ -24,7 +24,7 @@ def met(returned: float, *shared: float) -> Gain:
     return gain
 
 
-@pytest.mark.parametrize("replicas", [2, 3, 8, 64])
+@pytest.mark.parametrize("replicas", [2, 3, 5, 10])
 def test_the_whole_length_is_that_of_a_mean_over_all(replicas: int) -> None:
     """A fifth of the energy is shared: the mean over all, made longer, is as long as the progress of one."""
     rng = torch.Generator().manual_seed(1)
@@ -37,7 +37,7 @@ def test_the_whole_length_is_that_of_a_mean_over_all(replicas: int) -> None:
 
 
 def test_half_of_it_is_the_root() -> None:
-    assert met(0.5, 0.1, 0.1, 0.1).factor(8) == pytest.approx(math.sqrt(met(1.0, 0.1, 0.1, 0.1).factor(8)))
+    assert met(0.5, 0.1, 0.1, 0.1).factor(4) == pytest.approx(math.sqrt(met(1.0, 0.1, 0.1, 0.1).factor(4)))
 
 
 def test_nothing_is_given_back_where_nothing_was_lost() -> None:
@@ -49,10 +49,10 @@ def test_nothing_is_given_back_where_nothing_was_lost() -> None:
 
 
 @given(st.lists(st.floats(-1, 1), max_size=2 * MEETINGS), st.integers(0, 10_000), st.floats(0, 1))
-def test_the_factor_is_never_below_one_nor_above_the_root_of_the_replicas(
+def test_the_factor_is_bounded_whatever_partners_and_records_say(
     shared: list[float], replicas: int, returned: float
 ) -> None:
-    assert 1.0 <= met(returned, *shared).factor(replicas) <= max(1, replicas) ** 0.5 + 1e-9
+    assert 1.0 <= met(returned, *shared).factor(replicas) <= min(LONGEST, max(1, replicas) ** 0.5) + 1e-9
 
 
 @given(st.floats(-1, 1))
