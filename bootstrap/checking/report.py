@@ -27,9 +27,9 @@ from node.model.memory_model import (
     memory_of_state,
 )
 from node.model.outer import OuterSettings, stationary_variance
-from node.rounds.gain import LONGEST
 from node.model.resources import least_memory, memory_needed
 from node.model.stage import parameter_count, work_of
+from node.rounds.gain import LONGEST
 from protocol.codecs.codec import nbytes_of
 from protocol.codecs.near_codecs import kept_apart
 from protocol.run.manifest import Manifest, gamma_bound
