@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from bootstrap.lab.simulated_swarm.modelled_device import ModelledDevice
 from bootstrap.lab.simulated_swarm.modelled_network import MESSAGE
-from bootstrap.lab.simulated_swarm.modelled_passage import Passing
+from bootstrap.lab.simulated_swarm.modelled_passage import Passing, Sender
 from node.membership.ledger import Shares
 from node.model.memory_model import QUEUE_BATCHES
 from node.pipeline.gate import Decision, MicrobatchAdmission, Window
@@ -22,8 +23,20 @@ from node.pipeline.passage import RETRY_SECONDS
 from node.pipeline.routing import Router
 from protocol.ground import PeerId
 
-if TYPE_CHECKING:
-    from bootstrap.lab.simulated_swarm.swarm_peer import SwarmPeer
+
+class Worker(Sender, Protocol):
+    """A peer that a pipeline belongs to."""
+
+    number: int
+    device: ModelledDevice
+    serves: bool
+    stage: int
+
+    @property
+    def pipeline(self) -> ModelledPipeline | None: ...
+
+    def gradient_in(self) -> None: ...
+    def step_done(self) -> None: ...
 
 
 class ModelledPipeline:
@@ -32,7 +45,7 @@ class ModelledPipeline:
     Mutable state: what was admitted and sent, what is on its way here, and what router and deadline learned.
     """
 
-    def __init__(self, peer: SwarmPeer, stage: int, rng: random.Random) -> None:
+    def __init__(self, peer: Worker, stage: int, rng: random.Random) -> None:
         world, run = peer.world, peer.world.scenario.run
         self.peer = peer
         self.stage = stage
@@ -174,7 +187,7 @@ class ModelledPipeline:
         parent, world = passing.parent, self._world
         self.expected.pop(passing, None)
         if parent is None:
-            world.microbatch_done(self.peer)
+            world.measures.microbatch_done(world.now, self.peer.side)
             return
         said = (world.now - passing.began) * (1 + self._admission.waiting)
         size = world.scenario.run.activation_bytes
