@@ -68,8 +68,8 @@ class Passing:
     """
 
     __slots__ = (
-        "_asks_since", "_passage", "_timers", "asked", "at", "began", "is_over", "learns",
-        "onward", "parent", "place", "ready", "runs", "silence",
+        "_asks_since", "_passage", "_timers", "asked", "at", "began", "is_over",
+        "onward", "parent", "place", "ready", "silence",
     )  # fmt: skip
 
     def __init__(
@@ -81,8 +81,6 @@ class Passing:
         self.parent = parent
         self.asked = self.began = self.ready = asked
         self.silence = silence
-        self.runs = False  # its forward pass may run
-        self.learns = False  # its gradient is here
         self.is_over = False
         self.onward: dict[PeerId, Passing] = {}  # at the next stage
         self._passage: Passage | None = None  # to the next stage, once its forward pass is done
