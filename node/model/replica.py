@@ -362,11 +362,6 @@ class Replica:
             lineage=self.lineage,
         )
 
-    def snapshot(self) -> StageState:
-        """A copy of the state at once, on the host; beside training `snapshots` makes them."""
-        live = self.state()
-        return live.holding({name: _on_host(tensor) for name, tensor in live.tensors().items()})
-
     def restore(self, state: StageState) -> None:
         """Take over a snapshot of the same stage. Raises `CodecError` when its size is another."""
         for tensor in state.tensors().values():

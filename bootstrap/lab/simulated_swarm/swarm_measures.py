@@ -48,7 +48,7 @@ class SwarmMeasures:
         self.bytes = Counter[str]()  # by purpose
         self.peer_minutes = 0.0
         self.pairing_trips: list[float] = []  # from the first proposal of a round to the agreement
-        self.rounds = self.alone = self.alone_uneven = 0
+        self.rounds = self.alone = 0
         self.proposals: defaultdict[int, Counter[str]] = defaultdict(Counter)  # of a stage, by who was asked
         self.partners_again = self.expected_again = 0.0
         self.imbalance: list[float] = []  # most over mean, a window of a stage each
@@ -123,7 +123,6 @@ class SwarmMeasures:
         if self.counts:
             self.rounds += 1
             self.alone += is_alone and not is_uneven
-            self.alone_uneven += is_alone and is_uneven
 
     def proposed(self, stage: int, partner: str) -> None:
         if self.counts:
