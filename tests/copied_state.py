@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from node.model.flat import StageState
 from node.model.replica import Replica
+from node.storage.stage_state import StageState
 
 
 def copied_state(replica: Replica) -> StageState:

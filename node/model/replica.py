@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import torch
 
-from node.model.flat import FlatParameters, StageState
+from node.model.flat import FlatParameters
 from node.model.inner import (
     LARGEST_NORM,
     InnerOptimizer,
@@ -36,6 +36,7 @@ from node.model.resources import is_out_of_memory, retried
 from node.model.run_clock import RunClock
 from node.model.snapshot import Snapshots, copier_of
 from node.model.stage import Stage
+from node.storage.stage_state import StageState
 from protocol.codecs import lattice
 from protocol.codecs.near_codecs import kept_apart
 from protocol.errors import CodecError, Refused

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 from node.model.compute import ComputeThread, Priority
-from node.model.flat import StageState
 from node.model.replica import Replica
 from node.model.snapshot import Room
 from node.state.checkpoints import SHARE_OF_PASS
+from node.storage.stage_state import StageState
 from node.watch.trace import TraceFile
 from tests.copied_state import copied_state
 from tests.swarm.micro import micro_batch, micro_manifest

@@ -11,12 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from node.model import head_loss
 from node.model.execution import Execution
-from node.model.flat import StageState
 from node.model.head_loss import loss_with_gradients, padded, plain_softmax, summed_loss
 from node.model.memory_model import Precision
 from node.model.passes import Passes
 from node.model.replica import Replica, digest_of
 from node.model.stage import logits_through
+from node.storage.stage_state import StageState
 from protocol.errors import NonFinite
 from protocol.run.manifest import Manifest
 from tests.copied_state import copied_state

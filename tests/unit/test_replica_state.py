@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import node.model.replica
-from node.model.flat import StageState
 from node.model.replica import Replica, digest_of
 from node.model.transfer import transfer_for
 from node.rounds.contribution import OutgoingUpdate
+from node.storage.stage_state import StageState
 from protocol.errors import CodecError, Refused
 from tests.copied_state import copied_state
 from tests.unit.replicas import MICROBATCHES, batch, carry, manifest_cut, replicas_of, train_step

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from node.model.flat import StageState
 from node.model.replica import Replica
 from node.state.checkpoints import Checkpoints
+from node.storage.stage_state import StageState
 from node.storage.state_directory import StateDirectory
 from tests.copied_state import copied_state
 from tests.swarm.micro import micro_batch, run_swarm

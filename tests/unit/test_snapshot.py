@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from node.model.flat import StageState
 from node.model.replica import Replica
 from node.model.snapshot import ORDER, HostCopier, Snapshots
+from node.storage.stage_state import StageState
 from tests.copied_state import copied_state
 from tests.unit.replicas import manifest_cut, replicas_of, train_step
 from tests.unit.test_replica_state import assert_same_state
