@@ -20,9 +20,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from bootstrap.export.model_config import config_of
 from bootstrap.lab.simulation.learning import simulate, text_of
 from bootstrap.lab.simulation.study import one_setting
-from node.data.batches import Position
 from node.model.inner import learning_rate
 from node.model.stage import Stage
+from node.storage.position import Position
 from protocol.run.manifest import Manifest
 
 STEPS, MICROBATCHES, SEQUENCES, REPLICAS = 400, 2, 2, 2

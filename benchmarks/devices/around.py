@@ -53,7 +53,7 @@ def around(manifest: Manifest, device: torch.device) -> dict[str, Any]:
         "parameters": replica.parameters,
         "outer_step_ms": 1e3 * stepping,
         "its_bytes_ms": 1e3 * bytes_ / bandwidth_of(device),
-        "snapshot_GB": sum(tensor.nbytes for tensor in replica.snapshot().tensors().values()) / 1e9,
+        "snapshot_GB": sum(tensor.nbytes for tensor in replica.state().tensors().values()) / 1e9,
         "snapshot_stall_ms": 1e3 * stall_of(replica),
     }
 

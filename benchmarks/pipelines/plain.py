@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from bootstrap.lab.simulation.learning import text_of
-from node.data.batches import Position
 from node.model.replica import Replica
+from node.storage.position import Position
 
 
 def train_plainly(whole: Replica, seconds: float, warm_up_steps: int = 0) -> float:

@@ -11,12 +11,12 @@ import time
 import torch
 
 from bootstrap.lab.simulation.learning import text_of
-from node.data.batches import Position
 from node.model.execution import has_bf16
 from node.model.flat import FlatParameters
 from node.model.head_loss import loss_with_gradients, padded, plain_softmax
 from node.model.inner import learning_rate
 from node.model.stage import Stage
+from node.storage.position import Position
 from protocol.run.manifest import Manifest
 
 

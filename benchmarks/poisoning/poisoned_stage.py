@@ -19,9 +19,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bootstrap.inspect.observer import squared_deviation
 from bootstrap.lab.simulation.attackers import Attack, Attacker
 from bootstrap.lab.simulation.learning import loss_along, text_of
-from node.data.batches import Batch, Position, TrainingData
+from node.data.batches import Batch, TrainingData
 from node.model.replica import Replica
 from node.rounds.defence import Defence, Examination, blocks_of
+from node.storage.position import Position
 from protocol.ground import PeerId
 from protocol.run.manifest import Manifest
 

@@ -75,10 +75,6 @@ class StageHere:
     sent: float
     received: float
 
-    @property
-    def trains(self) -> float:
-        return min(self.computes, self.carries)
-
 
 @dataclass(frozen=True)
 class Visit:

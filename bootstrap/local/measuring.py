@@ -31,9 +31,10 @@ from bootstrap.inspect.observer import Observer, measure_spread
 from bootstrap.local.budget import EvaluationBudget
 from bootstrap.local.nodes import LocalPlan
 from bootstrap.local.summary import Summary
-from node.data.batches import Position, TrainingData
+from node.data.batches import TrainingData
 from node.data.opening import open_data
 from node.machine.processes import in_background
+from node.storage.position import Position
 from protocol.errors import MissingPackage, NolocoError, NothingHeldOut
 from protocol.ground import PeerId
 from protocol.run.manifest import BYTES, Manifest

@@ -45,7 +45,6 @@ class StatusLine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`rewrite` shows a line in place on a terminal; without it `say` gets a line now and then."""
-        self.is_in_place = rewrite is not None
         self._line = WaitingLine((lambda _: None) if rewrite else say, rewrite, clock)
         self._clock = clock
         self._began = clock()

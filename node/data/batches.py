@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from node.data.documents import DocumentOrder, Documents
+from node.storage.position import Position
 from protocol.errors import DataError, NothingHeldOut
 from protocol.run.manifest import Data, Manifest
 from protocol.windows import window
@@ -35,38 +36,6 @@ SPREAD = 8  # of all held-out sequences read, one in so many is measured on wher
 
 Read: TypeAlias = Callable[[int, int], Iterator[str]]  # the documents of an epoch, from a number on
 Batch: TypeAlias = tuple[Tensor, Tensor]  # inputs and labels, int64 [sequences, tokens] each
-
-
-@dataclass(frozen=True)
-class Position:
-    """A volunteer's position in its corpus; a few numbers that are kept with the checkpoint.
-
-    The window of sequences that is drawn from begins at token `token` of the `document`-th document of epoch `epoch`,
-    in the order in which this volunteer trains on them; `drawn` of its sequences were trained on. `corpus` is the
-    identity of what was counted.
-    """
-
-    corpus: str
-    epoch: int = 0
-    document: int = 0
-    token: int = 0
-    drawn: int = 0
-
-    def facts(self) -> dict[str, str | int]:
-        return asdict(self)
-
-    @classmethod
-    def of(cls, facts: object) -> Position | None:
-        """Read from what was saved; None when that is unusable. Earlier versions drew in order and say no `drawn`."""
-        if not isinstance(facts, dict):
-            return None
-        facts = {"drawn": 0} | facts
-        corpus, numbers = (
-            facts.get("corpus"),
-            [facts.get(name) for name in ("epoch", "document", "token", "drawn")],
-        )
-        counts = [number for number in numbers if isinstance(number, int) and 0 <= number < 2**63]
-        return cls(corpus, *counts) if isinstance(corpus, str) and len(counts) == len(numbers) else None
 
 
 @dataclass

@@ -10,8 +10,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from node.data.batches import Batch, Position, TokenisingTally, TrainingData
+from node.data.batches import Batch, TokenisingTally, TrainingData
 from node.machine.processes import BackgroundThread
+from node.storage.position import Position
 from node.watch.events import Events
 from protocol.errors import DataError, later
 from protocol.run.manifest import Manifest

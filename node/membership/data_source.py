@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from node.config import NodeConfig
-from node.data.batches import Position, TrainingData
+from node.data.batches import TrainingData
 from node.data.opening import DataPlan, open_data
 from node.data.prefetch import Feed
 from node.data.tokenizer import identity_of, load_tokenizer
@@ -19,6 +19,7 @@ from node.machine.processes import in_background
 from node.membership.tokenizer_peers import fetch_tokenizer, nobody_gave, serve_tokenizer
 from node.membership.tokenizer_pieces import fetch_pieces, find_hashes
 from node.membership.view import View
+from node.storage.position import Position
 from node.storage.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.errors import NolocoError, RecordError

@@ -33,9 +33,10 @@ from node.model.checkpoint_kinds import (
     WHOLE,
     instead_of,
 )
-from node.model.flat import LARGEST, layout
+from node.model.flat import layout
 from node.model.replica import Replica
 from node.model.stage import parameter_shapes
+from node.storage.stage_state import LARGEST
 from protocol.errors import CheckpointError
 from protocol.run.manifest import Manifest
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import torch
 
-from node.model.flat import FlatParameters, StageState
+from node.model.flat import FlatParameters
 from node.model.inner import (
     LARGEST_NORM,
     InnerOptimizer,
@@ -37,6 +37,7 @@ from node.model.resources import is_out_of_memory, retried
 from node.model.run_clock import RunClock
 from node.model.snapshot import Snapshots, copier_of
 from node.model.stage import Stage
+from node.storage.stage_state import StageState
 from protocol.codecs import lattice
 from protocol.codecs.near_codecs import kept_apart
 from protocol.errors import CodecError, Refused
@@ -368,11 +369,6 @@ class Replica:
             second_moment=second,
             lineage=self.lineage,
         )
-
-    def snapshot(self) -> StageState:
-        """A copy of the state at once, on the host; beside training `snapshots` makes them."""
-        live = self.state()
-        return live.holding({name: _on_host(tensor) for name, tensor in live.tensors().items()})
 
     def restore(self, state: StageState) -> None:
         """Take over a snapshot of the same stage. Raises `CodecError` when its size is another."""

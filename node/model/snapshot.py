@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import torch
 
-from node.model.flat import StageState
+from node.storage.stage_state import StageState
 from protocol.windows import window
 
 # those that the next inner step changes, then those of the round's end

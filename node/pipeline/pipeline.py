@@ -15,7 +15,7 @@ from node.model.replica import Replica
 from node.model.stage_work import LossAndAnswer, StageWork
 from node.model.transfer import Pending
 from node.pipeline.deliveries import Deliveries
-from node.pipeline.gate import OWN, Gate, Sender, Window
+from node.pipeline.gate import Gate, Window
 from node.pipeline.gradient_screen import StageDiagnostics
 from node.pipeline.incoming import IncomingTensors
 from node.pipeline.loss_screen import ODD_PAUSE, LossScreen, OddWork
@@ -27,6 +27,7 @@ from node.pipeline.microbatch import (
     StageParts,
 )
 from node.pipeline.stage_client import StageClient
+from node.pipeline.step_places import OWN, Sender
 from node.watch.trace import Track
 from protocol.codecs.codec import Encoded
 from protocol.errors import NonFinite, OddLoss, OutOfMemory, Refused, Unrepeatable

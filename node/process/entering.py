@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from node.data.batches import Position
 from node.machine.limits import parse_rate
 from node.membership.data_source import DataSupply, RunTokenizer
 from node.membership.entry import enter
@@ -20,6 +19,7 @@ from node.membership.ways_in import WaysIn, serve_ways
 from node.service.node_resources import NodeResources
 from node.state.copies import CopyService
 from node.state.copy_keeper import CopyKeeper, copies_in
+from node.storage.position import Position
 from node.storage.state_directory import StateDirectory
 from protocol.access.revocations import Revocations
 from protocol.errors import NodeFailed, RecordError, StateError

@@ -13,7 +13,6 @@ from functools import partial
 import torch
 
 from node.context import Context, Counters, Throughput, announcement, history_point, statistics
-from node.data.batches import Position
 from node.giving.bandwidth import most_by_bandwidth
 from node.giving.policy import VolunteerLimits
 from node.machine.limits import tcp_port
@@ -44,6 +43,7 @@ from node.state.copies import StageCopies
 from node.state.download import WantedState
 from node.state.transfer import StateService
 from node.storage.checkpoint_files import Checkpoint
+from node.storage.position import Position
 from node.watch.history import Thinned
 from node.watch.words import missing_sentence
 from protocol.access.peer_limits import Allowance

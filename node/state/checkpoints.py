@@ -15,14 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from node.context import Context
-from node.data.batches import Position
 from node.model.compute import Priority
-from node.model.flat import StageState
 from node.model.inner import are_finite
 from node.model.replica import Replica
 from node.model.resources import named
 from node.model.snapshot import Snapshots
 from node.storage.checkpoint_files import Checkpoint, path_of
+from node.storage.position import Position
+from node.storage.stage_state import StageState
 from node.storage.state_directory import StateDirectory
 from protocol.errors import CodecError, OutOfMemory, StateError
 from protocol.windows import window

@@ -13,12 +13,12 @@ import torch
 
 from node.membership.discovery import read_stage
 from node.membership.view import Member, View
-from node.model.flat import StageState
 from node.model.replica import PIECE_PARAMETERS
 from node.model.stage import parameter_count
 from node.state.download import State, WantedState, download_state
 from node.state.transfer import DonorProgress
 from node.storage.checkpoint_files import COPIES, Checkpoint
+from node.storage.stage_state import StageState
 from node.storage.state_directory import StateDirectory
 from protocol.errors import NolocoError, StateError
 from protocol.ground import PeerId

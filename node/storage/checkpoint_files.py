@@ -17,8 +17,8 @@ from pathlib import Path
 import safetensors
 import torch
 
-from node.data.batches import Position
-from node.model.flat import LARGEST, StageState
+from node.storage.position import Position
+from node.storage.stage_state import LARGEST, StageState
 from protocol.errors import LaterVersion, StateError
 from protocol.files.installation import upgrade_line
 from protocol.ground import MOST_COUNT

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgpack
 import torch
 
-from node.model.flat import StageState
 from node.storage.checkpoint_files import Checkpoint
+from node.storage.stage_state import StageState
 from node.storage.state_directory import StateDirectory
 from protocol.access.revocations import Revocations
 from protocol.access.tokens import Delegation, Token

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from node.data.batches import Batch, Position, TokenisingTally, TrainingData
+from node.data.batches import Batch, TokenisingTally, TrainingData
 from node.data.documents import Split
 from node.data.prefetch import FeedReport
+from node.storage.position import Position
 from node.watch.events import Events
 from protocol.run.manifest import Manifest
 from tests.swarm.micro import MadeUpDocuments

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.model.flat import StageState
 from node.storage.checkpoint_files import Checkpoint
+from node.storage.stage_state import StageState
 from node.storage.state_directory import StateDirectory
 from tests.real.killed_write import killed_at
 

@@ -8,11 +8,12 @@ import time
 from pathlib import Path
 
 from node.model.compute import ComputeThread, Priority
-from node.model.flat import StageState
 from node.model.replica import Replica
 from node.model.snapshot import Room
 from node.state.checkpoints import SHARE_OF_PASS
+from node.storage.stage_state import StageState
 from node.watch.trace import TraceFile
+from tests.copied_state import copied_state
 from tests.swarm.micro import micro_batch, micro_manifest
 from tests.unit.test_replica_state import assert_same_state
 
@@ -50,7 +51,7 @@ async def snapshot_beside_microbatches(trace: TraceFile) -> tuple[StageState, St
 
     def begin(room: Room) -> StageState:
         snapshots.begin(room)
-        return replica.snapshot()
+        return copied_state(replica)
 
     await microbatches(0, 8)
     room, training = snapshots.room(), microbatches(8, 40)

@@ -17,9 +17,9 @@ from bootstrap.lab.simulation.liars import (
     WrongGradients,
 )
 from bootstrap.lab.simulation.study import one_setting
-from node.data.batches import Position
 from node.model.passes import Passes
 from node.model.replica import Replica
+from node.storage.position import Position
 from protocol.run.manifest import load_preset
 from tests.swarm.micro import micro_batch, micro_corpus, micro_manifest
 

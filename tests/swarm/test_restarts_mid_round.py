@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
+from tests.copied_state import copied_state
 from tests.swarm.micro import events_of, micro_swarm, run_swarm, step_of, until
 
 K = 5
@@ -33,7 +34,7 @@ async def life(folder: Path, kills: list[int]) -> SimulatedSwarm:
 
 
 def result_of(swarm: SimulatedSwarm) -> dict[str, Any]:
-    state = swarm.nodes[0].replica.snapshot()
+    state = copied_state(swarm.nodes[0].replica)
     return {
         "rounds": [(event["round"], event["step"]) for event in events_of(swarm, "round")],
         "counts": (state.step, state.round, state.updates, swarm.nodes[0].context.counters.tokens),

@@ -12,10 +12,11 @@ import torch
 
 from bootstrap.lab.simulation import learning
 from bootstrap.lab.simulation.study import one_setting
-from node.data.batches import Batch, Position, TokenisingTally, TrainingData, batch_of, packed_once
+from node.data.batches import Batch, TokenisingTally, TrainingData, batch_of, packed_once
 from node.data.documents import Split
 from node.data.tokenizer import ByteTokenizer
 from node.model.replica import Replica
+from node.storage.position import Position
 from protocol.run.manifest import Manifest, load_preset
 from tests.swarm.micro import MadeUpDocuments, micro_manifest
 

@@ -16,11 +16,12 @@ from bootstrap.lab.in_memory.memory import memory_address
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.context import statistics
 from node.data import prefetch
-from node.data.batches import Batch, Position, TokenisingTally, TrainingData
+from node.data.batches import Batch, TokenisingTally, TrainingData
 from node.data.documents import Split, stored_documents
 from node.data.tokenizer import ByteTokenizer, identity_of
 from node.membership import tokenizer_peers
 from node.membership.tokenizer_peers import ASKED_AT_ONCE, MOST_BYTES, fetch_tokenizer
+from node.storage.position import Position
 from protocol.errors import DataError, TokenizerError
 from protocol.messages.peers import GetTokenizer, TokenizerPiece
 from protocol.rpc.rpc import Answer, Request

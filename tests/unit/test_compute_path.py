@@ -11,14 +11,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from node.model import head_loss
 from node.model.execution import Execution
-from node.model.flat import StageState
 from node.model.head_loss import loss_with_gradients, padded, plain_softmax, summed_loss
 from node.model.memory_model import Precision
 from node.model.passes import Passes
 from node.model.replica import Replica, digest_of
 from node.model.stage import logits_through
+from node.storage.stage_state import StageState
 from protocol.errors import NonFinite
 from protocol.run.manifest import Manifest
+from tests.copied_state import copied_state
 from tests.swarm.micro import micro_manifest
 
 VOCABULARY = 259  # not a multiple of anything that kernels like
@@ -241,14 +242,14 @@ def test_whatever_changes_the_weights_the_next_pass_computes_with_them(change: s
         bf16.phi.add_(0.05)
         bf16.finish_round_alone()
     elif change == "restore":
-        bf16.restore(changed(bf16.snapshot()))
+        bf16.restore(changed(copied_state(bf16)))
     elif change == "piece":
         bf16.adopt({0: [piece + 0.05 for piece in bf16.read_piece(0, moments=True)]}, 1, 1)
     else:
         bf16.begin_with([(place.name, place.of(bf16.phi) + 0.05) for place in bf16.flat.slices])
     after = loss_of(bf16.passes)
     [same] = replicas_of(bf16.manifest, Execution("bf16"))
-    same.restore(bf16.snapshot())
+    same.restore(copied_state(bf16))
     assert after != before
     assert after == loss_of(same.passes)
 
@@ -259,8 +260,8 @@ def test_nothing_of_the_padding_or_the_casts_leaves_the_stage(bf16: Replica) -> 
     loss_of(bf16.passes)
     assert bf16.parameters == plain.parameters
     assert bf16.pieces == plain.pieces
-    for name, tensor in plain.snapshot().tensors().items():
-        same = bf16.snapshot().tensors()[name]
+    for name, tensor in copied_state(plain).tensors().items():
+        same = copied_state(bf16).tensors()[name]
         assert same.dtype == torch.float32
         assert torch.equal(same, tensor)
     pieces = [digest_of(replica.read_piece(0, moments=True)) for replica in (plain, bf16)]

@@ -16,11 +16,12 @@ import torch
 
 from bootstrap.evaluation.measuring import MeasuredText
 from bootstrap.local.measuring import entropies_of
-from node.data.batches import Position, TrainingData
+from node.data.batches import TrainingData
 from node.data.documents import DocumentOrder, Split, stored_documents
 from node.data.opening import DataPlan, open_data
 from node.data.sources import files_of, places_of, python_stdlib_files
 from node.data.tokenizer import ByteTokenizer
+from node.storage.position import Position
 from protocol.errors import DataError, UserError
 from protocol.run.manifest import load_preset
 from tests.swarm.micro import MadeUpDocuments, micro_manifest

@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.config import NodeConfig
-from node.data.batches import Position, TokenisingTally, packed_once, sequences, shuffled, window_bytes
+from node.data.batches import TokenisingTally, packed_once, sequences, shuffled, window_bytes
 from node.data.documents import DocumentOrder, Split, StoredDocuments, content_hash, cut, stored_documents
 from node.data.opening import DataPlan, open_data
 from node.data.tokenizer import ByteTokenizer, Ids, identity_of, load_tokenizer
 from node.membership.data_source import DataSupply
+from node.storage.position import Position
 from node.storage.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.run.manifest import BYTES, Manifest, manifest_from

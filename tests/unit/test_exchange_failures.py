@@ -16,6 +16,7 @@ from protocol.codecs.codec import encode
 from protocol.errors import CodecError, PeerUnreachable, Refused
 from protocol.messages.training import Contribute
 from protocol.rpc.rpc import Request
+from tests.copied_state import copied_state
 from tests.swarm.micro import run_swarm
 from tests.unit.two_ends import OVERLAPS, PIECE, agree, alone, assert_alone, two_ends, whole_round
 
@@ -91,11 +92,11 @@ def test_a_piece_that_comes_again_after_the_end_is_answered_and_changes_nothing(
     async def main() -> None:
         a, b = await two_ends()
         await whole_round(a, b, 0)
-        before = a.replica.snapshot()
+        before = copied_state(a.replica)
         piece = encode(b.replica.phi[PIECE : 2 * PIECE], "fp32")
         message = Contribute(pair="pair 0", part="z", offset=PIECE, total=a.replica.parameters)
         await b.rpc.call(a.me, message, [piece], deadline=5.0)
-        assert torch.equal(a.replica.snapshot().phi, before.phi)
+        assert torch.equal(copied_state(a.replica).phi, before.phi)
         for stranger in ("pair 1", "other"):
             with pytest.raises(Refused, match="unknown-pair"):
                 await b.rpc.call(

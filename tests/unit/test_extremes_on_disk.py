@@ -14,10 +14,8 @@ import msgpack
 import pytest
 import torch
 
-from node.data.batches import Position
 from node.giving.ledger import ContributionLedger
 from node.membership.past import Past
-from node.model.flat import LARGEST, StageState
 from node.service.kept_best import best_in
 from node.storage.checkpoint_files import (
     OF_ONE_STAGE,
@@ -28,6 +26,8 @@ from node.storage.checkpoint_files import (
     piece_of,
     read,
 )
+from node.storage.position import Position
+from node.storage.stage_state import LARGEST, StageState
 from node.storage.state_directory import StateDirectory
 from protocol.errors import StateError
 from protocol.files.keeping import MOST_JSON_BYTES

@@ -13,10 +13,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-from node.data.batches import Batch, Position, TokenisingTally, TrainingData
+from node.data.batches import Batch, TokenisingTally, TrainingData
 from node.data.documents import Split
 from node.data.prefetch import Feed, FeedReport, microbatches_ahead
 from node.data.tokenizer import ByteTokenizer, Ids
+from node.storage.position import Position
 from node.watch.events import Events
 from protocol.errors import DataError
 from protocol.run.manifest import Manifest

@@ -34,6 +34,7 @@ from node.pipeline.incoming import IncomingTensors
 from protocol.codecs.codec import encode
 from protocol.errors import Refused, ResourceError
 from protocol.run.manifest import Manifest, load_preset
+from tests.copied_state import copied_state
 
 LARGE = load_preset("llama-125m")
 
@@ -277,9 +278,9 @@ def test_in_a_ring_the_first_stage_rehearses_the_head_and_no_stage_a_loss_at_the
 @pytest.mark.parametrize("manifest", [small(), ring()])
 def test_a_dry_step_leaves_the_replica_as_it_was(manifest: Manifest) -> None:
     trial, replica = dry_run_with(manifest, 0, 100 * MIB)
-    before = replica.snapshot()
+    before = copied_state(replica)
     trial.run("auto", compiles=False)
-    after = replica.snapshot()
+    after = copied_state(replica)
     for name in ("phi", "theta", "delta", "first_moment", "second_moment"):
         assert torch.equal(getattr(after, name), getattr(before, name))
     assert not replica.flat.gradients.any()

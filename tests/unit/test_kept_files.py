@@ -27,9 +27,9 @@ from bootstrap.creating.run import (
 from bootstrap.found_cli import app
 from node.data.documents import Split, stored_documents
 from node.giving.ledger import ContributionLedger
-from node.model.flat import StageState
 from node.process.entering import kept_revocations
 from node.storage.checkpoint_files import Checkpoint
+from node.storage.stage_state import StageState
 from node.storage.state_directory import StateDirectory
 from node.watch.health import SOCKET_FILE, Unwell, look
 from protocol.access.revocations import Revocations, mark_of

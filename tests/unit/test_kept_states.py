@@ -9,9 +9,9 @@ import torch
 
 from bootstrap.inspect.inspect_cli import examine
 from bootstrap.inspect.kept_states import states_table
-from node.model.flat import StageState
 from node.state.copy_keeper import copies_in
 from node.storage.checkpoint_files import Checkpoint, path_of
+from node.storage.stage_state import StageState
 from node.storage.state_directory import StateDirectory
 from protocol.records.lineage import Lineage
 

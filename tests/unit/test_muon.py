@@ -19,6 +19,7 @@ from node.state.transfer import within_piece
 from node.state.witnesses import are_possible
 from protocol.errors import ManifestError
 from protocol.run.manifest import Manifest, as_toml, load_preset
+from tests.copied_state import copied_state
 from tests.unit.replicas import manifest_cut, replicas_of, train_step, weights_of
 
 MUON = {"inner__optimizer": "muon", "inner__clip_norm": 1.0}
@@ -103,7 +104,7 @@ def test_a_swarm_of_two_stages_learns_and_goes_on_from_a_snapshot_as_if_nothing_
     assert losses[-1] < losses[0]
     others = replicas_of(manifest)
     for replica, other in zip(replicas, others, strict=True):
-        other.restore(replica.snapshot())
+        other.restore(copied_state(replica))
     assert train_step(replicas, 1) == train_step(others, 1)
     train_step(replicas, 2), train_step(others, 2)
     before, after = weights_of(replicas), weights_of(others)

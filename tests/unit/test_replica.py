@@ -14,6 +14,7 @@ from node.model.inner import learning_rate
 from node.model.outer import OuterSettings, contribution, outer_step
 from node.model.replica import Replica
 from protocol.run.manifest import Manifest
+from tests.copied_state import copied_state
 from tests.pretrained import transformers_config
 from tests.swarm.micro import micro_manifest
 from tests.unit.replicas import (
@@ -122,13 +123,13 @@ def test_gradients_are_cleared_by_a_step() -> None:
 def test_a_gradient_that_is_not_finite_leaves_the_weights_and_the_next_step_works(poison: float) -> None:
     [replica] = replicas_of(manifest_cut(1))
     train_step([replica], 0)
-    before = replica.snapshot()
+    before = copied_state(replica)
     carry([replica], *batch(replica.manifest, 0))
     replica.flat.gradients[7] = poison
     report = replica.inner_step(1)
     assert not math.isfinite(report.gradient_norm)
     assert report.step == replica.step == 2
-    after = replica.snapshot()
+    after = copied_state(replica)
     assert all(
         torch.equal(getattr(before, name), getattr(after, name))
         for name in ("theta", "phi", "first_moment", "second_moment")

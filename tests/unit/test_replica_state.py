@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import node.model.replica
-from node.model.flat import StageState
 from node.model.replica import Replica, digest_of
 from node.model.transfer import transfer_for
 from node.rounds.contribution import OutgoingUpdate
+from node.storage.stage_state import StageState
 from protocol.errors import CodecError, Refused
+from tests.copied_state import copied_state
 from tests.unit.replicas import MICROBATCHES, batch, carry, manifest_cut, replicas_of, train_step
 
 CPU = torch.device("cpu")
@@ -41,14 +42,14 @@ def assert_same_state(left: StageState, right: StageState) -> None:
 def test_a_restored_replica_goes_on_as_the_other_would_have() -> None:
     original = trained()
     restored = Replica(original.manifest, 0)
-    restored.restore(original.snapshot())
-    assert_same_state(restored.snapshot(), original.snapshot())
+    restored.restore(copied_state(original))
+    assert_same_state(copied_state(restored), copied_state(original))
     for seed in range(4, 8):
         assert train_step([restored], seed) == train_step([original], seed)
     for replica in (original, restored):
         replica.finish_round_alone()
         train_step([replica], 9)
-    assert_same_state(restored.snapshot(), original.snapshot())
+    assert_same_state(copied_state(restored), copied_state(original))
 
 
 def test_finite_gradients_have_a_finite_norm_however_large_they_are() -> None:
@@ -85,11 +86,11 @@ def test_a_dropped_step_is_no_update_of_adamw_also_after_a_restore() -> None:
         replica.flat.gradients[7] = math.nan if seed % 2 else 0.0
         replica.inner_step(1)
     restored = Replica(replica.manifest, 0)
-    restored.restore(replica.snapshot())
+    restored.restore(copied_state(replica))
     assert (restored.step, restored.optimizer.updates) == (6, 3)
     train_step([replica], 6)
     train_step([restored], 6)
-    assert_same_state(restored.snapshot(), replica.snapshot())
+    assert_same_state(copied_state(restored), copied_state(replica))
 
 
 def test_gradients_of_the_state_before_do_not_move_an_adopted_one() -> None:
@@ -110,14 +111,14 @@ def test_gradients_of_the_state_before_do_not_move_an_adopted_one() -> None:
 
 def test_a_state_that_comes_between_two_steps_costs_no_batch() -> None:
     replica, donor = trained(), trained()
-    replica.restore(donor.snapshot())
+    replica.restore(copied_state(donor))
     carry([replica], *batch(replica.manifest, 0))
     assert replica.inner_step(1).left_out == ""
 
 
 def test_a_snapshot_is_a_copy() -> None:
     replica = trained()
-    snapshot = replica.snapshot()
+    snapshot = copied_state(replica)
     theta = snapshot.theta.clone()
     train_step([replica], 5)
     assert torch.equal(snapshot.theta, theta)
@@ -125,16 +126,16 @@ def test_a_snapshot_is_a_copy() -> None:
 
 def test_a_snapshot_of_another_stage_is_refused() -> None:
     with pytest.raises(CodecError, match="parameters"):
-        trained(2, 0).restore(trained(2, 1).snapshot())
+        trained(2, 0).restore(copied_state(trained(2, 1)))
 
 
 def test_a_snapshot_with_a_tensor_of_another_size_is_refused_whole() -> None:
     replica = trained()
-    before = replica.snapshot()
+    before = copied_state(replica)
     damaged = replace(before, step=99, delta=before.delta[:-1], phi=before.phi + 1)
     with pytest.raises(CodecError):
         replica.restore(damaged)
-    assert_same_state(replica.snapshot(), before)
+    assert_same_state(copied_state(replica), before)
 
 
 def test_a_download_in_pieces_gives_the_donors_state_from_its_slow_weights(
@@ -146,8 +147,8 @@ def test_a_download_in_pieces_gives_the_donors_state_from_its_slow_weights(
     pieces = {index: donor.read_piece(index, moments=True) for index in range(donor.pieces)}
     assert sum(tensors[0].numel() for tensors in pieces.values()) == donor.parameters
     joiner.adopt(pieces, donor.step, donor.round)
-    expected = replace(donor.snapshot(), theta=donor.phi, steps_in_round=0)
-    assert_same_state(joiner.snapshot(), expected)
+    expected = replace(copied_state(donor), theta=donor.phi, steps_in_round=0)
+    assert_same_state(copied_state(joiner), expected)
     assert joiner.steps_in_round == 0
     donor.flat.values.copy_(donor.phi)
     assert train_step([joiner], 7) == train_step([donor], 7)
@@ -164,12 +165,12 @@ def test_a_piece_beyond_the_end_is_refused() -> None:
 
 def test_a_piece_of_the_wrong_shape_changes_nothing() -> None:
     replica = trained()
-    before = replica.snapshot()
+    before = copied_state(replica)
     with pytest.raises(CodecError):
         replica.write_piece(0, replica.read_piece(0, moments=False))
     with pytest.raises(CodecError):
         replica.write_piece(0, [tensor[:-1] for tensor in replica.read_piece(0, moments=True)])
-    assert_same_state(replica.snapshot(), before)
+    assert_same_state(copied_state(replica), before)
 
 
 def test_a_digest_notices_every_bit() -> None:

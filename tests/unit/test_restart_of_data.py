@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from node.data.batches import Position
 from node.data.opening import DataPlan, open_data
+from node.storage.position import Position
 from tests.swarm.micro import micro_manifest
 from tests.unit import corpora
 

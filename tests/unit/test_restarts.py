@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from node.model.flat import StageState
 from node.model.replica import Replica
 from node.state.checkpoints import Checkpoints
+from node.storage.stage_state import StageState
 from node.storage.state_directory import StateDirectory
+from tests.copied_state import copied_state
 from tests.swarm.micro import micro_batch, run_swarm
 from tests.unit.two_ends import End, agree, two_ends
 
@@ -72,7 +73,7 @@ async def life(folder: Path, settings: dict[str, Any], restart: int | None) -> l
         if (step + 1) % K == 0:
             await asyncio.gather(a.rounds.finish(), b.rounds.finish())
     assert all(len(end.pulls) for end in (a, b))  # the last round at least was one of both
-    states = [a.replica.snapshot(), b.replica.snapshot()]
+    states = [copied_state(a.replica), copied_state(b.replica)]
     await asyncio.gather(a.close(), b.close())
     return states
 

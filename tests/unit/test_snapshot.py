@@ -9,9 +9,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from node.model.flat import StageState
 from node.model.replica import Replica
 from node.model.snapshot import ORDER, HostCopier, Snapshots
+from node.storage.stage_state import StageState
+from tests.copied_state import copied_state
 from tests.unit.replicas import manifest_cut, replicas_of, train_step
 from tests.unit.test_replica_state import assert_same_state
 
@@ -58,7 +59,7 @@ def training(copier: HostCopier) -> Replica:
 def begin(replica: Replica) -> StageState:
     """Begin a snapshot; returns what it should be."""
     replica.snapshots.begin(replica.snapshots.room())
-    return replica.snapshot()
+    return copied_state(replica)
 
 
 @pytest.mark.parametrize("parts_between", [0, 3, 40, 1000])
@@ -94,7 +95,7 @@ def test_weights_that_are_replaced_are_copied_first() -> None:
     replica, other = training(LateParts()), training(HostCopier())
     train_step([other], 7)
     expected = begin(replica)
-    replica.restore(other.snapshot())
+    replica.restore(copied_state(other))
     replica.snapshots.advance(math.inf, one_part_at_a_time())
     assert_same_state(replica.snapshots.landed(), expected)
 
@@ -147,7 +148,7 @@ def test_donors_do_not_read_what_was_replaced() -> None:
     begin(replica)
     replica.snapshots.advance(math.inf, one_part_at_a_time())
     replica.snapshots.keep(replica.snapshots.landed())
-    replica.restore(other.snapshot())
+    replica.restore(copied_state(other))
     assert replica.round == other.round
     assert replica.read_saved_piece(0) is None
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from node.model.flat import StageState
 from node.storage.checkpoint_files import Checkpoint, read
+from node.storage.stage_state import StageState
 from node.storage.state_directory import MAX_PEER_BOOK, StateDirectory
 from protocol.errors import ManifestError, StateError
 from protocol.records.identity import Identity

@@ -9,11 +9,12 @@ from pathlib import Path
 import datasets
 import pytest
 
-from node.data.batches import TOKENISED_AT_ONCE, Position, TokenisingTally, TrainingData
+from node.data.batches import TOKENISED_AT_ONCE, TokenisingTally, TrainingData
 from node.data.documents import Split, StreamedDocuments
 from node.data.hub import HubStream
 from node.data.opening import DataPlan, open_data
 from node.data.tokenizer import ByteTokenizer
+from node.storage.position import Position
 from protocol.errors import DataError
 from tests.swarm.micro import micro_manifest
 from tests.unit.corpora import as_hub_layout, as_jsonl, made_up

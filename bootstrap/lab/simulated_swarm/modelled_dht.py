@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import math
 import random
-from typing import TYPE_CHECKING
 
 from bootstrap.lab.simulated_swarm.event_queue import EventQueue
-from bootstrap.lab.simulated_swarm.modelled_network import ModelledNetwork
+from bootstrap.lab.simulated_swarm.modelled_network import Host, ModelledNetwork
 from node.membership.discovery import ALL_COPIES
 from node.membership.view import Member
 from protocol.transport.base import COPIES
-
-if TYPE_CHECKING:
-    from bootstrap.lab.simulated_swarm.swarm_peer import SwarmPeer
 
 RECORD_BYTES = 840  # of one record in an answer
 LOOK_BYTES = 4_000  # of a search beside its records
@@ -52,7 +48,7 @@ class ModelledDht:
         hops = 1 + math.ceil(math.log(max(2, peers)) / math.log(REACH))
         return hops * self._network.round_trip + nbytes / downlink
 
-    def get(self, reader: SwarmPeer, key: str) -> list[Member]:
+    def get(self, reader: Host, key: str) -> list[Member]:
         """Return the records that can be reached; none where the answer is lost."""
         if self._loss and self._random() < self._loss:
             return []
@@ -71,7 +67,7 @@ class ModelledDht:
             self._stored[key] = {peer: entry for peer, entry in stored.items() if entry[0].expires > now}
         return found
 
-    def put(self, writer: SwarmPeer, key: str, member: Member) -> bool:
+    def put(self, writer: Host, key: str, member: Member) -> bool:
         """Store a record unless it is lost, and return whether it was stored: a full key takes nobody more."""
         if self._loss and self._random() < self._loss:
             return False

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from bootstrap.lab.simulated_swarm.event_queue import EventQueue
 from bootstrap.lab.simulated_swarm.swarm_measures import SwarmMeasures
 from bootstrap.lab.simulated_swarm.swarm_scenario import SwarmNetwork
 
-if TYPE_CHECKING:
-    from bootstrap.lab.simulated_swarm.swarm_peer import SwarmPeer
-
 MESSAGE = 300  # bytes of a small request or answer, with what frames and streams add
 FRAME = 200  # bytes beside the tensors of a large one
 RESENT_AFTER = 0.2  # seconds and a round trip more, of a message that TCP sends again
+
+
+class Host(Protocol):
+    """A peer as the network sees it."""
+
+    region: int
+    side: int  # of a network that is cut in two
+    dials_out: bool  # behind a NAT
+    uplink: float  # bytes per second
+    uplink_free: float  # when the last large message has left
+    is_alive: bool
 
 
 class ModelledNetwork:
@@ -38,7 +46,7 @@ class ModelledNetwork:
         mean = sum(a * b * self._latency[i][j] for i, a in enumerate(shares) for j, b in enumerate(shares))
         self.round_trip = 2 * mean * (1 + self._jitter / 2)  # mean over pairs of peers
 
-    def latency(self, one: SwarmPeer, other: SwarmPeer) -> float:
+    def latency(self, one: Host, other: Host) -> float:
         """Latency of one message, one way, in seconds."""
         seconds = self._latency[one.region][other.region]
         if one.dials_out and other.dials_out:
@@ -48,13 +56,13 @@ class ModelledNetwork:
             seconds = 3 * seconds + RESENT_AFTER
         return seconds
 
-    def reaches(self, one: SwarmPeer, other: SwarmPeer) -> bool:
+    def reaches(self, one: Host, other: Host) -> bool:
         return self.cut_since is None or one.side == other.side
 
     def send(
         self,
-        one: SwarmPeer,
-        other: SwarmPeer,
+        one: Host,
+        other: Host,
         purpose: str,
         nbytes: int,
         action: Callable[..., Any],
@@ -65,7 +73,7 @@ class ModelledNetwork:
         Returns when the last byte leaves. Small messages pass large ones by, as they have streams of their own.
         """
         queue, nbytes = self._queue, nbytes + FRAME
-        self._measures.sent(one, other, purpose, nbytes)
+        self._measures.sent(purpose, nbytes)
         leaves = queue.now + nbytes / one.uplink
         if nbytes > 4 * MESSAGE:
             leaves = max(queue.now, one.uplink_free) + nbytes / one.uplink
@@ -74,6 +82,6 @@ class ModelledNetwork:
             queue.at(leaves + self.latency(one, other), self._arrive, other, action, arguments)
         return leaves
 
-    def _arrive(self, other: SwarmPeer, action: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    def _arrive(self, other: Host, action: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         if other.is_alive:
             action(*arguments)

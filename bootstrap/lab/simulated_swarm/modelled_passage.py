@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from bootstrap.lab.simulated_swarm.modelled_network import MESSAGE
+from bootstrap.lab.simulated_swarm.modelled_network import MESSAGE, Host
+from bootstrap.lab.simulated_swarm.swarm_space import SwarmSpace
+from node.membership.view import View
+from node.pipeline.next_stage import NextStage
 from node.pipeline.passage import (
     Answer,
     AskBacklog,
@@ -24,11 +27,38 @@ from protocol.errors import DeadlineExceeded, Refused
 from protocol.ground import PeerId
 from protocol.rpc.answering import PROGRESS_SECONDS
 
-if TYPE_CHECKING:
-    from bootstrap.lab.simulated_swarm.modelled_pipeline import ModelledPipeline
-    from bootstrap.lab.simulated_swarm.swarm_peer import SwarmPeer
-
 BUSY, SILENT = Refused("busy"), DeadlineExceeded()
+
+
+class Sender(Host, Protocol):
+    """A peer that takes microbatches and sends them on."""
+
+    peer: PeerId
+    view: View
+
+    @property
+    def world(self) -> SwarmSpace[Sender]: ...
+
+    def pipeline_at(self, stage: int) -> Station: ...
+
+
+class Station(Protocol):
+    """A peer's pipeline, as the microbatches see it that are there or on their way there."""
+
+    stage: int
+    following: NextStage
+    expected: dict[Passing, None]  # sent here and not answered, ordered
+    late: dict[Passing, None]  # at the next stage, of which another answer was taken; ordered
+
+    @property
+    def peer(self) -> Sender: ...
+
+    def name(self, place: str) -> str: ...
+    def backlog(self) -> float | None: ...
+    def arrive(self, passing: Passing) -> None: ...
+    def take_gradient(self, passing: Passing) -> None: ...
+    def let_finish(self, child: Passing) -> None: ...
+    def cancel(self, passing: Passing) -> None: ...
 
 
 class Passing:
@@ -38,12 +68,12 @@ class Passing:
     """
 
     __slots__ = (
-        "_asks_since", "_passage", "_timers", "asked", "at", "began", "is_over", "learns",
-        "onward", "parent", "place", "ready", "runs", "silence",
+        "_asks_since", "_passage", "_timers", "asked", "at", "began", "is_over",
+        "onward", "parent", "place", "ready", "silence",
     )  # fmt: skip
 
     def __init__(
-        self, at: ModelledPipeline, place: str, parent: Passing | None, asked: float, silence: float = 0.0
+        self, at: Station, place: str, parent: Passing | None, asked: float, silence: float = 0.0
     ) -> None:
         """The `parent` has `asked` for it, and gives it up after `silence` without a sign of life."""
         self.at = at
@@ -51,8 +81,6 @@ class Passing:
         self.parent = parent
         self.asked = self.began = self.ready = asked
         self.silence = silence
-        self.runs = False  # its forward pass may run
-        self.learns = False  # its gradient is here
         self.is_over = False
         self.onward: dict[PeerId, Passing] = {}  # at the next stage
         self._passage: Passage | None = None  # to the next stage, once its forward pass is done
@@ -96,13 +124,13 @@ class Passing:
 
     # --- what others are asked ----------------------------------------------------------------
 
-    def _ask(self, other: SwarmPeer, deadline: float) -> None:
+    def _ask(self, other: Sender, deadline: float) -> None:
         peer = self.at.peer
         asked = self._asks_since = peer.world.now
         peer.world.network.send(peer, other, "questions", MESSAGE, self._reached, other, asked)
         peer.world.queue.after(deadline, self._told, asked, Told(other.peer, SILENT))
 
-    def _reached(self, other: SwarmPeer, asked: float) -> None:
+    def _reached(self, other: Sender, asked: float) -> None:
         backlog = other.pipeline_at(self.at.stage + 1).backlog()
         told = Told(other.peer, BUSY if backlog is None else backlog)
         other.world.network.send(other, self.at.peer, "questions", MESSAGE, self._told, asked, told)
@@ -111,7 +139,7 @@ class Passing:
         if asked == self._asks_since and not self.is_over:
             self._handle(event)
 
-    def _send(self, other: SwarmPeer, silence: float) -> None:
+    def _send(self, other: Sender, silence: float) -> None:
         peer, stage = self.at.peer, self.at.stage + 1
         world, target = peer.world, other.pipeline_at(stage)
         world.measures.offered(stage, other.peer, world.serving[stage])

@@ -1,7 +1,7 @@
 """The way of a microbatch through a simulated peer and to the next stage, as node/pipeline/ has it.
 
-What is admitted, how many are on their way and to whom each goes is decided by the daemon's `MicrobatchAdmission`,
-`Window` and `Passage`; computing and links take modelled time.
+What is admitted, how many are on their way and to whom each goes is decided by the daemon's `Admission`, `Window` and
+`Passage`; computing and links take modelled time.
 """
 
 from __future__ import annotations
@@ -9,21 +9,48 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from bootstrap.lab.simulated_swarm.modelled_device import ModelledDevice
 from bootstrap.lab.simulated_swarm.modelled_network import MESSAGE
-from bootstrap.lab.simulated_swarm.modelled_passage import Passing
+from bootstrap.lab.simulated_swarm.modelled_passage import Passing, Sender
 from node.membership.ledger import Shares
-from node.model.memory_model import QUEUE_BATCHES
-from node.pipeline.gate import Decision, MicrobatchAdmission, Window
+from node.pipeline.admission import (
+    Admission,
+    Allowed,
+    Asked,
+    Backward,
+    Counted,
+    Event,
+    Forward,
+    GivenUp,
+    GradientCame,
+    Held,
+    Refuse,
+    StepBegan,
+    TakeStep,
+)
+from node.pipeline.gate import Window
 from node.pipeline.late_answers import MOST_LATE
 from node.pipeline.next_stage import NextStage
 from node.pipeline.passage import RETRY_SECONDS
 from node.pipeline.routing import Router
 from protocol.ground import PeerId
 
-if TYPE_CHECKING:
-    from bootstrap.lab.simulated_swarm.swarm_peer import SwarmPeer
+
+class Worker(Sender, Protocol):
+    """A peer that a pipeline belongs to."""
+
+    number: int
+    device: ModelledDevice
+    serves: bool
+    stage: int
+
+    @property
+    def pipeline(self) -> ModelledPipeline | None: ...
+
+    def gradient_in(self) -> None: ...
+    def step_done(self) -> None: ...
 
 
 class ModelledPipeline:
@@ -32,7 +59,7 @@ class ModelledPipeline:
     Mutable state: what was admitted and sent, what is on its way here, and what router and deadline learned.
     """
 
-    def __init__(self, peer: SwarmPeer, stage: int, rng: random.Random) -> None:
+    def __init__(self, peer: Worker, stage: int, rng: random.Random) -> None:
         world, run = peer.world, peer.world.scenario.run
         self.peer = peer
         self.stage = stage
@@ -41,9 +68,7 @@ class ModelledPipeline:
         batch = run.microbatches
         staleness = 0 if self.is_last else run.staleness
         self._in_flight = (1 + staleness) * batch
-        self._admission = MicrobatchAdmission(
-            batch, QUEUE_BATCHES * batch, staleness * batch, self._in_flight
-        )
+        self._admission = Admission(batch, staleness, self._in_flight)
         self._draws_ahead = bool(staleness)
         self._window = Window(batch, self._in_flight)
         router = Router(rng, self._shares, peer.view.ledger.is_proven)
@@ -52,8 +77,6 @@ class ModelledPipeline:
         self._here: dict[str, Passing] = {}  # by place
         self.expected: dict[Passing, None] = {}  # sent here and not answered, ordered
         self.late: dict[Passing, None] = {}  # at the next stage, of which another answer was taken; ordered
-        self._held = False
-        self._steps = False  # a step is being taken: its batch is in
         self._names = itertools.count()
         self._known: tuple[Sequence[PeerId], Shares] | None = None
 
@@ -72,8 +95,7 @@ class ModelledPipeline:
 
     def next_step(self) -> None:
         """Begin the next step: the weights have changed."""
-        self._held = self._steps = False
-        self._wake(self._admission.next_step())
+        self._handle(StepBegan())
         if self.stage == 0:
             for _ in range(self._admission.batch):
                 self._draw()
@@ -82,33 +104,40 @@ class ModelledPipeline:
         self.arrive(Passing(self, f"{next(self._names)}", None, self._world.now))
 
     def hold(self) -> None:
-        """Hold work as `Gate.hold` does: what waits goes elsewhere."""
+        """Hold work as `Pipeline.hold` does: what waits goes elsewhere."""
         if self.stage == 0:
             return
-        self._held = True
-        for passing in list(self._here.values()):
-            waits = passing.learns and not self._admission.is_of_this_step(passing.place)
-            if not passing.is_over and (not passing.runs or waits):
-                self._refuse(passing)
+        self._handle(Held())
 
     # --- one microbatch -----------------------------------------------------------------------
 
     def arrive(self, passing: Passing) -> None:
         if passing.is_over:
             return
-        if not self.peer.serves or self.peer.stage != self.stage or self._held:
-            self._refuse(passing)
-            return
-        decision = self._admission.request(passing.place)
-        if decision is Decision.FULL:
+        if not self._serves():
             self._refuse(passing)
             return
         self._here[passing.place] = passing
-        if decision is not Decision.QUEUED:
-            self._run(passing)
+        self._handle(Asked(passing.place))
+
+    def _serves(self) -> bool:
+        return self.peer.serves and self.peer.stage == self.stage
+
+    def _handle(self, event: Event) -> None:
+        """Hand the event to the admission and do what follows, as `Gate` does."""
+        for action in self._admission.handle(event):
+            match action:
+                case Forward(place):
+                    self._run(self._here[place])
+                case Backward(place):
+                    self.peer.device.backward(self._learned, self._here[place])
+                case Refuse(place, _):
+                    self._refuse(self._here[place])
+                case TakeStep():
+                    self.peer.step_done()
 
     def _run(self, passing: Passing) -> None:
-        passing.runs, passing.began = True, self._world.now
+        passing.began = self._world.now
         if self.is_last:
             self.peer.device.both(self._learned, passing)
         else:
@@ -120,8 +149,7 @@ class ModelledPipeline:
 
     def backlog(self) -> float | None:
         """Seconds of work that are here; None when no more would be taken."""
-        is_full = self._held or self._admission.waiting >= self._admission.queue_limit
-        if not self.peer.serves or self.peer.stage != self.stage or is_full:
+        if not self._serves() or self._admission.why_busy() is not None:
             return None
         return (self._admission.running + self._admission.waiting) * self._seconds_each()
 
@@ -146,15 +174,11 @@ class ModelledPipeline:
 
     def take_gradient(self, passing: Passing) -> None:
         self._adapt(self._world.now - passing.ready)
-        passing.learns = True
-        if self._admission.is_of_this_step(passing.place):
-            self.peer.device.backward(self._learned, passing)
-        elif self._held:
-            self._refuse(passing)
+        self._handle(GradientCame(passing.place))
 
     def _adapt(self, seconds: float) -> None:
         in_flight = self._window.in_flight(seconds, self._seconds_each())
-        self._wake(self._admission.allow(min(self._in_flight, in_flight)))
+        self._handle(Allowed(min(self._in_flight, in_flight)))
 
     def _learned(self, passing: Passing) -> None:
         """Count a microbatch whose backward pass is done; the sender gets the gradient."""
@@ -164,17 +188,14 @@ class ModelledPipeline:
         del self._here[passing.place]
         self.peer.device.microbatches += 1
         self._reply(passing)
-        self._wake(self._admission.done(passing.place))
         self.peer.gradient_in()
-        if self._admission.complete and not self._steps:
-            self._steps = True
-            self.peer.step_done()
+        self._handle(Counted(passing.place))
 
     def _reply(self, passing: Passing) -> None:
         parent, world = passing.parent, self._world
         self.expected.pop(passing, None)
         if parent is None:
-            world.microbatch_done(self.peer)
+            world.measures.microbatch_done(world.now, self.peer.side)
             return
         said = (world.now - passing.began) * (1 + self._admission.waiting)
         size = world.scenario.run.activation_bytes
@@ -195,22 +216,12 @@ class ModelledPipeline:
 
     # --- places -------------------------------------------------------------------------------
 
-    def _wake(self, moved: Sequence[str]) -> None:
-        for place in moved:
-            passing = self._here.get(place)
-            if passing is None:
-                continue
-            if not passing.runs:
-                self._run(passing)
-            elif passing.learns and self._admission.is_of_this_step(place):
-                self.peer.device.backward(self._learned, passing)
-
     def _drop(self, passing: Passing) -> None:
         """Give up a microbatch here, and what the next stages do for it."""
         passing.drop()
         self.expected.pop(passing, None)
         if self._here.pop(passing.place, None) is not None:
-            self._wake(self._admission.release(passing.place))
+            self._handle(GivenUp(passing.place))
 
     def cancel(self, passing: Passing) -> None:
         """Drop a microbatch that the sender has given up."""
@@ -220,9 +231,9 @@ class ModelledPipeline:
     # --- the end ------------------------------------------------------------------------------
 
     def why_idle(self) -> str:
-        if self._held:
+        if self._admission.is_held:
             return "round"
-        if self._admission.complete:
+        if self._admission.is_complete:
             return "step"
         return "gradients" if self._admission.running else "microbatches"
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from bootstrap.lab.simulated_swarm.disagreement import Opinion
 from bootstrap.lab.simulated_swarm.modelled_dht import ANNOUNCEMENT_BYTES, look_bytes
 from bootstrap.lab.simulated_swarm.modelled_network import MESSAGE
 from bootstrap.lab.simulated_swarm.swarm_peer import RUN_ID, SwarmPeer
+from bootstrap.lab.simulated_swarm.swarm_space import SwarmSpace
 from node.membership.capacity import MovePatience, Peer, peers_of, surveyed
 from node.membership.discovery import STAGES_AT_ONCE
 from node.membership.joining import PROBED_PEERS, patience
@@ -25,9 +25,6 @@ from node.membership.view import Member, View
 from protocol.ground import PeerId
 from protocol.records.announcement import Announcement, joining_key, moving_key
 
-if TYPE_CHECKING:
-    from bootstrap.lab.simulated_swarm.swarm_world import SwarmWorld
-
 DONORS = 4  # of one download at a time
 PIECE_BYTES = 4_000_000  # 2^18 parameters with all that belongs to them
 STATE_SHARES = 4  # times what partners exchange: φ, δ and AdamW's moments
@@ -35,7 +32,7 @@ WAITS_FOR_DONOR = 2.0  # seconds between looks for one
 
 
 class Pause:
-    """A pause of a modelled peer, which awaits it; the seconds go to `SwarmWorld.start`."""
+    """A pause of a modelled peer, which awaits it; the seconds go to `SwarmSpace.start`."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -49,7 +46,7 @@ class _Surroundings:
 
     def __init__(self, peer: SwarmPeer) -> None:
         self._peer = peer
-        self._world: SwarmWorld = peer.world
+        self._world: SwarmSpace[SwarmPeer] = peer.world
 
     def elapsed(self) -> float:
         return self._world.now
@@ -235,7 +232,13 @@ def download(peer: SwarmPeer) -> Iterator[float]:
     opinion = Opinion([world.scenario.run.seed, peer.number, 1], None if source is None else source.opinion)
     peer.serve(peer.stage, opinion)
     world.start(peer.discover(), peer)
-    world.start_moving(peer)
+    start_moving(peer)
+
+
+def start_moving(peer: SwarmPeer) -> None:
+    """Let a peer that serves move when it is due."""
+    if len(peer.world.stages) > 1:
+        peer.world.start(Settled(peer).move(), peer)
 
 
 def _arrived() -> None:

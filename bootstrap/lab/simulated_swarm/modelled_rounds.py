@@ -6,13 +6,16 @@ The exchange at the end of a round is modelled: its bytes travel, and a few numb
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from bootstrap.lab.simulated_swarm.disagreement import Opinion
 from bootstrap.lab.simulated_swarm.modelled_dht import RECORD_BYTES
-from bootstrap.lab.simulated_swarm.modelled_network import MESSAGE
+from bootstrap.lab.simulated_swarm.modelled_network import MESSAGE, Host
+from bootstrap.lab.simulated_swarm.swarm_space import SwarmSpace
 from node.links.trip_times import TripTimes
-from node.membership.view import Member
+from node.membership.ledger import Shares
+from node.membership.view import Member, View
 from node.rounds.meeting import Meeting, Pair, Proposal, Refusal
 from node.rounds.partner_search import PartnerSearch
 from node.rounds.search_events import (
@@ -48,14 +51,34 @@ from node.rounds.search_events import (
 )
 from protocol.ground import PeerId
 
-if TYPE_CHECKING:
-    from bootstrap.lab.simulated_swarm.swarm_peer import SwarmPeer
+
+class Replica(Host, Protocol):
+    """A peer that ends rounds with others of its stage, and what they ask of it."""
+
+    peer: PeerId
+    view: View
+    stage: int
+    serves: bool
+    rounds: ModelledRounds | None
+    record: Member | None  # its own
+
+    @property
+    def world(self) -> SwarmSpace[Replica]: ...
+
+    def shares(self, peers: Sequence[PeerId]) -> Shares: ...
+    def round_over(self) -> None: ...
+    def on_propose(self, asker: Replica, proposal: Proposal, stage: int, theirs: ModelledRounds) -> None: ...
+    def on_get_record(
+        self, asker: Replica, named: PeerId, theirs: ModelledRounds, asked: Proposal
+    ) -> None: ...
+    def on_sit_out(self, stage: int, meeting: Meeting) -> None: ...
+    def on_contribution(self, sender: Replica, pair: Pair, z: Any) -> None: ...
 
 
 class ModelledRounds:
     """Finds partners and ends rounds for a simulated peer while it serves a stage."""
 
-    def __init__(self, peer: SwarmPeer, opinion: Opinion, rng: random.Random) -> None:
+    def __init__(self, peer: Replica, opinion: Opinion, rng: random.Random) -> None:
         run = peer.world.scenario.run
         self._peer = peer
         self._world = peer.world
@@ -128,7 +151,7 @@ class ModelledRounds:
         self._asked[proposal.pair.name] = proposal
         other = world.peers[proposal.pair.partner]
         if not other.view.knows(peer.peer):
-            world.measures.sent(peer, other, "discovery", RECORD_BYTES)  # goes ahead on the same stream
+            world.measures.sent("discovery", RECORD_BYTES)  # goes ahead on the same stream
         world.network.send(
             peer, other, "pairing", MESSAGE, other.on_propose, peer, proposal, peer.stage, self
         )
@@ -181,7 +204,7 @@ class ModelledRounds:
 
     # --- what others ask ----------------------------------------------------------------------
 
-    def on_propose(self, asker: SwarmPeer, proposal: Proposal) -> Meeting | Refusal:
+    def on_propose(self, asker: Replica, proposal: Proposal) -> Meeting | Refusal:
         """Answer as the daemon does. No peer is quarantined or behind: none lies, and none stands still."""
         peer = self._peer
         facts = Asker(shares=peer.shares(peer.view.serving(peer.stage, self._world.now)))
@@ -232,7 +255,7 @@ class ModelledRounds:
         return self.search.pair is not None
 
     def finish(self) -> None:
-        """End the round; `SwarmPeer.round_over` is called when its outer step is done."""
+        """End the round; `round_over` of the peer is called when its outer step is done."""
         world, peer, pair = self._world, self._peer, self.search.pair
         self._handle(RoundEnded())
         if pair is None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from bootstrap.lab.simulated_swarm.swarm_peer import SwarmPeer
 from bootstrap.lab.simulated_swarm.swarm_scenario import PeerKind, SwarmChange
-
-if TYPE_CHECKING:
-    from bootstrap.lab.simulated_swarm.swarm_world import SwarmWorld
+from bootstrap.lab.simulated_swarm.swarm_space import SwarmSpace
 
 LOOKED_EVERY = 30.0  # seconds, at how many of a kind should be there by the time of day
 
@@ -19,8 +16,17 @@ LOOKED_EVERY = 30.0  # seconds, at how many of a kind should be there by the tim
 class Population:
     """Plans arrivals and departures. Mutable state: its random numbers."""
 
-    def __init__(self, world: SwarmWorld, rng: random.Random) -> None:
+    def __init__(
+        self,
+        world: SwarmSpace[SwarmPeer],
+        arrive: Callable[[PeerKind], None],
+        kill: Callable[[SwarmPeer], None],
+        rng: random.Random,
+    ) -> None:
+        """`arrive` adds a newcomer, `kill` lets a peer vanish."""
         self._world = world
+        self._arrive = arrive
+        self._kill = kill
         self._rng = rng
 
     def begin(self) -> None:
@@ -42,9 +48,9 @@ class Population:
 
     def _preempt(self, peer: SwarmPeer) -> None:
         if peer.is_alive:
-            self._world.kill(peer)
+            self._kill(peer)
             if peer.kind.replaced:
-                self._world.arrive(peer.kind)
+                self._arrive(peer.kind)
 
     def _change(self, change: SwarmChange) -> None:
         world = self._world
@@ -56,11 +62,11 @@ class Population:
             return
         weights = [kind.count for kind in world.scenario.peers]
         for kind in self._rng.choices(world.scenario.peers, weights, k=count):
-            world.queue.after(self._rng.uniform(0, 60 * change.within), world.arrive, kind)
+            world.queue.after(self._rng.uniform(0, 60 * change.within), self._arrive, kind)
 
     def _exit(self, peer: SwarmPeer) -> None:
         if peer.is_alive:
-            self._world.kill(peer)
+            self._kill(peer)
 
     def _days(self, kind: PeerKind) -> Iterator[float]:
         world = self._world
@@ -68,9 +74,9 @@ class Population:
             wanted = round(kind.count * (0.75 + 0.25 * math.cos(2 * math.pi * world.now / (60 * kind.day))))
             there = [peer for peer in world.alive.values() if peer.kind is kind]
             for peer in self._rng.sample(there, max(0, len(there) - wanted)):
-                world.kill(peer)
+                self._kill(peer)
             for _ in range(wanted - len(there)):
-                world.arrive(kind)
+                self._arrive(kind)
             yield LOOKED_EVERY
 
     def _cut(self, share: float) -> None:

@@ -5,10 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from bootstrap.lab.simulated_swarm.swarm_peer import SwarmPeer
 
 BIN = 10.0  # seconds of a point of the time-lapse
 WINDOW = 100  # microbatches that a replica is offered on average in a window of the routing balance
@@ -52,7 +48,7 @@ class SwarmMeasures:
         self.bytes = Counter[str]()  # by purpose
         self.peer_minutes = 0.0
         self.pairing_trips: list[float] = []  # from the first proposal of a round to the agreement
-        self.rounds = self.alone = self.alone_uneven = 0
+        self.rounds = self.alone = 0
         self.proposals: defaultdict[int, Counter[str]] = defaultdict(Counter)  # of a stage, by who was asked
         self.partners_again = self.expected_again = 0.0
         self.imbalance: list[float] = []  # most over mean, a window of a stage each
@@ -87,9 +83,15 @@ class SwarmMeasures:
     def at(self, time: float) -> Moment:
         return self.moments[int(time // BIN)]
 
-    def sent(self, one: SwarmPeer, other: SwarmPeer, purpose: str, nbytes: int) -> None:
+    def sent(self, purpose: str, nbytes: int) -> None:
         if self.counts:
             self.bytes[purpose] += nbytes
+
+    def microbatch_done(self, time: float, side: int) -> None:
+        """Count a microbatch whose gradient is back at stage 0, by the side of a cut network."""
+        moment = self.at(time)
+        moment.done += 1
+        moment.done_by_side[side] += 1
 
     def looked_up(self, nbytes: int) -> None:
         if self.counts:
@@ -121,7 +123,6 @@ class SwarmMeasures:
         if self.counts:
             self.rounds += 1
             self.alone += is_alone and not is_uneven
-            self.alone_uneven += is_alone and is_uneven
 
     def proposed(self, stage: int, partner: str) -> None:
         if self.counts:

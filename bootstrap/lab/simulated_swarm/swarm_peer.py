@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bootstrap.lab.simulated_swarm.disagreement import Opinion
 from bootstrap.lab.simulated_swarm.modelled_device import ModelledDevice
 from bootstrap.lab.simulated_swarm.modelled_dht import ANNOUNCEMENT_BYTES, RECORD_BYTES, look_bytes
 from bootstrap.lab.simulated_swarm.modelled_network import MESSAGE
 from bootstrap.lab.simulated_swarm.modelled_pipeline import ModelledPipeline
-from bootstrap.lab.simulated_swarm.modelled_rounds import ModelledRounds
+from bootstrap.lab.simulated_swarm.modelled_rounds import ModelledRounds, Replica
 from bootstrap.lab.simulated_swarm.swarm_scenario import PeerKind
+from bootstrap.lab.simulated_swarm.swarm_space import SwarmSpace
 from node.context import LEAST_MARKS
 from node.membership.discovery import (
     ANNOUNCEMENTS_PER_LIFETIME,
@@ -30,9 +31,6 @@ from node.rounds.meeting import Meeting, Pair, Proposal, Refusal
 from protocol.ground import PeerId
 from protocol.records.announcement import Announcement, State
 
-if TYPE_CHECKING:
-    from bootstrap.lab.simulated_swarm.swarm_world import SwarmWorld
-
 RUN_ID = "simulated"
 
 
@@ -42,7 +40,7 @@ class SwarmPeer:
     Mutable state: all that changes in a peer's life.
     """
 
-    def __init__(self, world: SwarmWorld, number: int, kind: PeerKind, rng: random.Random) -> None:
+    def __init__(self, world: SwarmSpace[SwarmPeer], number: int, kind: PeerKind, rng: random.Random) -> None:
         self.world = world
         self.number = number
         self.kind = kind
@@ -57,7 +55,7 @@ class SwarmPeer:
         network, host = divmod(number, kind.in_network)
         first = (11 if kind.in_network == 1 else 60) + network // 65_536
         self.address = f"/ip4/{first}.{network // 256 % 256}.{network % 256}.{1 + host}/tcp/1"
-        self.view = world.view_of(self)
+        self.view = View(world.queue.clock)
         self.device = ModelledDevice(world.queue, self.speed, world.measures, self._why_idle)
         self.is_alive = True
         self.died = float("inf")
@@ -228,20 +226,20 @@ class SwarmPeer:
 
     # --- what others ask ----------------------------------------------------------------------
 
-    def on_propose(self, asker: SwarmPeer, proposal: Proposal, stage: int, theirs: ModelledRounds) -> None:
+    def on_propose(self, asker: Replica, proposal: Proposal, stage: int, theirs: ModelledRounds) -> None:
         answer: Meeting | Refusal = Refusal("other-stage")
         self._introduced(asker)
         if self.serves and self.stage == stage and self.rounds is not None:
             answer = self.rounds.on_propose(asker, proposal)
         self.world.network.send(self, asker, "pairing", MESSAGE, theirs.answered, proposal, answer)
 
-    def _introduced(self, asker: SwarmPeer) -> None:
+    def _introduced(self, asker: Replica) -> None:
         """Note the record of a member that this peer did not know, as `protocol.rpc.door` does."""
         record = asker.record
         if record is not None and not self.view.knows(asker.peer):
             self.view.shown(record)
 
-    def on_get_record(self, asker: SwarmPeer, named: PeerId, theirs: ModelledRounds, asked: Proposal) -> None:
+    def on_get_record(self, asker: Replica, named: PeerId, theirs: ModelledRounds, asked: Proposal) -> None:
         """Show the record of another one of the stage, if it is known."""
         known = self.view.record_of(named)
         nbytes = MESSAGE if known is None else RECORD_BYTES
@@ -263,7 +261,7 @@ class SwarmPeer:
         if self.rounds is not None:
             self.rounds.on_release(pair)
 
-    def on_contribution(self, sender: SwarmPeer, pair: Pair, z: Any) -> None:
+    def on_contribution(self, sender: Replica, pair: Pair, z: Any) -> None:
         """Take what a partner sends at the end of a round."""
         theirs = sender.rounds
         assert theirs is not None

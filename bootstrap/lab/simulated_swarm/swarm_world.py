@@ -7,61 +7,33 @@ a newcomer measures of its links; whoever is behind does not download again.
 from __future__ import annotations
 
 import gc
-import random
 from collections.abc import Callable, Iterator
 
 from bootstrap.lab.simulated_swarm.disagreement import Opinion, expected_spread, spread_of
-from bootstrap.lab.simulated_swarm.event_queue import EventQueue
-from bootstrap.lab.simulated_swarm.modelled_dht import ModelledDht
-from bootstrap.lab.simulated_swarm.modelled_network import ModelledNetwork
-from bootstrap.lab.simulated_swarm.modelled_placement import Newcomer, Settled
+from bootstrap.lab.simulated_swarm.modelled_placement import Newcomer, start_moving
 from bootstrap.lab.simulated_swarm.population import Population
-from bootstrap.lab.simulated_swarm.swarm_measures import BIN, SwarmMeasures
+from bootstrap.lab.simulated_swarm.swarm_measures import BIN
 from bootstrap.lab.simulated_swarm.swarm_peer import SwarmPeer
 from bootstrap.lab.simulated_swarm.swarm_scenario import PeerKind, SwarmScenario
+from bootstrap.lab.simulated_swarm.swarm_space import SwarmSpace
 from node.membership.buckets import StageSize, level_of
-from node.membership.view import View
-from protocol.ground import PeerId
 
 STARTED_WITHIN = 4.0  # seconds, in which the first peers begin
 LOOKED_AT = 20  # peers at each moment, whether their views hold what they should have forgotten
 SPREAD_SAMPLE = 256  # replicas of a stage
 
 
-class SwarmWorld:
-    """A simulated swarm: its peers, their links, and the clock.
+class SwarmWorld(SwarmSpace[SwarmPeer]):
+    """A simulated swarm: peers come, train and go, and are watched.
 
-    Mutable state: all peers that ever were, those that live, and how many serve each stage.
+    Mutable state besides: the speed of all that live.
     """
 
     def __init__(self, scenario: SwarmScenario, keeps_events: bool = False) -> None:
-        run = scenario.run
-        self.scenario = scenario
-        self.queue = EventQueue()
-        self.measures = SwarmMeasures(60 * run.warm_up, keeps_events)
-        self._rng = random.Random(f"{run.seed}/swarm")
-        self.network = ModelledNetwork(
-            self.queue, scenario.network, self.measures, self._generator("network")
-        )
-        self.dht = ModelledDht(self.queue, self.network, self._generator("dht"), scenario.network.loss)
-        self.stages = list(range(run.stages))
-        self.work = [1.0] * run.stages
-        self.regions = [region.share for region in scenario.network.regions]
-        self.serving = [0] * run.stages
-        self.peers: dict[PeerId, SwarmPeer] = {}
-        self.alive: dict[PeerId, SwarmPeer] = {}
-        self.population = Population(self, self._generator("population"))
+        super().__init__(scenario, keeps_events)
+        self._rng = self.generator("swarm")
+        self.population = Population(self, self.arrive, self.kill, self.generator("population"))
         self._speed = 0.0  # of all that live, microbatches per second
-
-    @property
-    def now(self) -> float:
-        return self.queue.now
-
-    def _generator(self, name: str) -> random.Random:
-        return random.Random(f"{self.scenario.run.seed}/{name}")
-
-    def view_of(self, peer: SwarmPeer) -> View:
-        return View(self.queue.clock)
 
     # --- running ------------------------------------------------------------------------------
 
@@ -84,17 +56,6 @@ class SwarmWorld:
     def _count(self) -> None:
         self.measures.counts = True
 
-    def start(self, process: Iterator[float], peer: SwarmPeer | None) -> None:
-        """Run a process that yields the seconds to wait, until it or the peer ends."""
-
-        def go_on() -> None:
-            if peer is None or peer.is_alive:
-                seconds = next(process, None)
-                if seconds is not None:
-                    self.queue.after(seconds, go_on)
-
-        go_on()
-
     # --- peers --------------------------------------------------------------------------------
 
     def _begin(self) -> None:
@@ -113,7 +74,7 @@ class SwarmWorld:
             peer.serve(stage, Opinion([self.scenario.run.seed, peer.number]))
             # once all have announced themselves: a look at an empty stage would say that it is small
             self.queue.after(STARTED_WITHIN, self.start, peer.discover(), peer)
-            self.start_moving(peer)
+            start_moving(peer)
 
     def _knows_sizes(self, peer: SwarmPeer) -> None:
         """Tell a peer the stages' sizes, as if it had been there before: no swarm begins with its scenario."""
@@ -124,7 +85,7 @@ class SwarmWorld:
 
     def _add(self, kind: PeerKind) -> SwarmPeer:
         number = len(self.peers)
-        peer = SwarmPeer(self, number, kind, self._generator(f"peer {number}"))
+        peer = SwarmPeer(self, number, kind, self.generator(f"peer {number}"))
         self.peers[peer.peer] = self.alive[peer.peer] = peer
         self._speed += peer.speed
         self.population.came(peer)
@@ -145,16 +106,7 @@ class SwarmWorld:
         del self.alive[peer.peer]
         peer.die()
 
-    def start_moving(self, peer: SwarmPeer) -> None:
-        if len(self.stages) > 1:
-            self.start(Settled(peer).move(), peer)
-
     # --- watching -----------------------------------------------------------------------------
-
-    def microbatch_done(self, peer: SwarmPeer) -> None:
-        moment = self.measures.at(self.now)
-        moment.done += 1
-        moment.done_by_side[peer.side] += 1
 
     def _watch(self) -> Iterator[float]:
         """Note the swarm once in each moment of the time-lapse."""
