@@ -40,6 +40,13 @@ def test_the_one_with_less_to_do_is_chosen() -> None:
     assert choices().chosen([ONE, OTHER], {ONE: 0.5, OTHER: 0.5}, 0.0) == ONE
 
 
+def test_of_two_with_as_much_to_do_one_that_is_reached_directly_is_chosen() -> None:
+    one = TwoChoices(Router(random.Random(1), goes_through_others=[ONE].__contains__))
+    assert one.chosen([ONE, OTHER], {}, 0.0) == OTHER
+    assert one.chosen([ONE, OTHER], {ONE: 0.5, OTHER: 0.5}, 0.0) == OTHER
+    assert one.chosen([ONE, OTHER], {ONE: 0.5, OTHER: 0.6}, 0.0) == ONE, "what it has to do counts for more"
+
+
 def test_one_that_says_nothing_comes_last() -> None:
     assert choices().chosen([ONE, OTHER], {OTHER: 1e6}, 0.0) == OTHER
 
