@@ -190,7 +190,7 @@ def announcement(
         addresses=context.transport.addresses()[:8],
         name=context.name,
         links=context.links.published(),
-        through=list(context.transport.ways_in),
+        through=list(context.transport.through()),
         beginning=replica.lineage.beginning,
         begun=replica.lineage.begun,
         protocol=PROTOCOL,

@@ -28,6 +28,7 @@ from namespaces import HOMES, Network, shell
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORTS = r"dial this node|passes? streams|pass streams|passed on|Passed on|ways? in|Announcing|may join|noloco join"
+UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 @dataclass
@@ -53,6 +54,14 @@ class Peer:
     def peer_id(self) -> str:
         told = (str(event["addresses"]) for event in self.events() if event["event"] == "addresses")
         return next((re.findall(r"/p2p/(\w+)", text)[-1] for text in told), "")
+
+    def passed_on(self) -> float:
+        """Megabytes, by its last line on them."""
+        text = (self.folder.parent / f"{self.name}.log").read_text()
+        told = re.findall(
+            r"(?:has passed on |, )([\d.]+) (B|KiB|MiB|GiB)(?: passed on| between members)", text
+        )
+        return float(told[-1][0]) * UNITS[told[-1][1]] / 1e6 if told else 0.0
 
     def moved(self) -> tuple[float, float]:
         """Megabytes in and out of its interface."""
@@ -175,6 +184,11 @@ class Rig:
             )
         for name, (came, went) in moved.items():
             print(f"  {name}: in {came:.1f} MB, out {went:.1f} MB")
+        passed = {peer.name: round(peer.passed_on(), 1) for peer in self.peers}
+        # what a node sends and does not pass on is sent once by the peer between as well, if there is one
+        sent = sum(moved[node.name][1] - passed[node.name] for node in nodes)
+        share = sum(passed.values()) / sent if sent else 0.0
+        print(f"  passed on: {passed}, {share:.2f} of the {sent:.1f} MB that the nodes sent of their own")
         steps = {node.name: node.step() for node in nodes}
         for node in nodes:
             times = [float(str(event["time"])) for event in node.events() if event["event"] == "step"]
@@ -183,7 +197,8 @@ class Rig:
                 print(
                     f"  {node.name}: first step {times[0] - node.born:.0f} s after its start, {soon} in 60 s since"
                 )
-        print(json.dumps({"options": vars(self.options), "steps": steps, "met": met, "moved": moved}))
+        figures = {"steps": steps, "met": met, "moved": moved, "passed_on": passed, "share": round(share, 3)}
+        print(json.dumps({"options": vars(self.options), **figures}))
 
     def end(self) -> None:
         for ending in (signal.SIGTERM, signal.SIGKILL):
@@ -211,12 +226,15 @@ def main() -> None:
     parser.add_argument(
         "--cut", action="store_true", help="cut the seed peer off then, as a machine without power"
     )
+    parser.add_argument(
+        "--shape", default="", help="what each machine sends at most, as tc writes it: 20mbit"
+    )
     parser.add_argument("--seconds", type=float, default=90.0)
     parser.add_argument("--lines", type=int, default=4, help="lines of each log to print")
     parser.add_argument("--prefix", default="nl", help="of the names of namespaces")
     parser.add_argument("--keep", help="copy logs and events there")
     options = parser.parse_args()
-    folder, network = Path(tempfile.mkdtemp(prefix="noloco-nat-")), Network(options.prefix)
+    folder, network = Path(tempfile.mkdtemp(prefix="noloco-nat-")), Network(options.prefix, options.shape)
     rig = Rig(options, network, folder)
     try:
         network.begin()

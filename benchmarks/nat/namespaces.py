@@ -38,6 +38,7 @@ class Network:
     """The Internet, as a bridge, and what hangs on it. Mutable state: the namespaces made so far."""
 
     prefix: str
+    shape: str = ""  # what each machine with an address of its own sends at most, as tc writes it
     made: list[str] = field(default_factory=list)
 
     def space(self, name: str) -> str:
@@ -63,6 +64,9 @@ class Network:
         space = self.space(name)
         self.link(space, f"{address}/16", self.wan, f"v{name}")
         shell("ip", "-n", self.wan, "link", "set", f"v{name}", "master", "br0")
+        if self.shape:
+            bucket = ("rate", self.shape, "burst", "64kb", "latency", "200ms")
+            shell("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *bucket)
         return space
 
     def home(self, number: int, kind: str) -> str:

@@ -23,6 +23,8 @@ ANSWERS = (
 SHORTEST = 1e-4  # seconds of an answer: below that its inverse would say too much
 STRAGGLER = 2.0  # times the median answer: beyond it a sender's whole step waits, so it counts twice
 FLOOR = 0.05  # of the mean weight: what the slowest peer still gets, since mixing is the point
+# of its weight: a peer to which all goes through a third one, which has other things to do with its uplink
+THROUGH_OTHERS = 0.25
 UNTRIED = 0.5  # of the mean weight: a peer of which there is no answer yet
 KEPT_FOR = 8  # answers of as many as an eighth of the peers, until the typical one is taken anew
 MOST_MEASURED = 1_024  # peers of which answers are kept, those that answered last
@@ -52,11 +54,16 @@ class Router:
         rng: random.Random,
         shares: Callable[[Sequence[PeerId]], Shares] = lambda peers: fair_shares(peers, lambda peer: ""),
         is_proven: Callable[[PeerId], bool] = lambda peer: False,
+        goes_through_others: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
-        """`shares` are what each of some peers gets when all are alike; `is_proven`, whether work was compared."""
+        """`shares` are what each of some peers gets when all are alike; `is_proven`, whether work was compared.
+
+        `goes_through_others` says of a peer whether a third one has to pass on what is sent to it.
+        """
         self._rng = rng
         self._shares = shares
         self._is_proven = is_proven
+        self.goes_through_others = goes_through_others
         self._measured = PeerTable[_Measured](MOST_MEASURED)
         self._taken_for = PeerTable[float](MOST_MEASURED)  # of the same
         self._typical, self._notes = 0.0, 0  # kept, and how many answers came since it was taken
@@ -75,7 +82,7 @@ class Router:
 
     def weights(self, peers: Sequence[PeerId], fair: Mapping[PeerId, float]) -> list[float]:
         """Relative shares: inverse to the answer time, measured or, if that is longer, said; at least `FLOOR` of
-        their mean. All of that times the `fair` share.
+        their mean. All of that times the `fair` share, and `THROUGH_OTHERS` where it goes through others.
 
         Beyond `STRAGGLER` medians the share falls with the square: with shares in proportion, a replica five
         times slower than its peers slowed all senders by 11 %, since it holds up each step that it has a part
@@ -90,9 +97,12 @@ class Router:
             raw = [untried if seconds is None else next(of_known) for seconds in times]
         floor = FLOOR * fmean(raw) if raw else 0.0
         return [
-            (weight if weight > floor else floor) * fair[peer]
+            (weight if weight > floor else floor) * fair[peer] * self._of_way(peer)
             for weight, peer in zip(raw, peers, strict=True)
         ]
+
+    def _of_way(self, peer: PeerId) -> float:
+        return THROUGH_OTHERS if self.goes_through_others(peer) else 1.0
 
     def choose(
         self, peers: Sequence[PeerId], exclude: Collection[PeerId] = (), waited: float = 0.0

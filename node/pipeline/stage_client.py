@@ -90,7 +90,7 @@ class StageClient:
         if manifest.routing == "fixed":
             router: Router = FixedRouter(rng, self._own_place)
         else:
-            router = Router(rng, view.shares, view.ledger.is_proven)
+            router = Router(rng, view.shares, view.ledger.is_proven, context.transport.goes_through_others)
         behind, limit = manifest.hops - 1 - context.stage, manifest.limits.microbatch_deadline
         self._next = NextStage(router, limit, behind, view.group_of, is_random)
         self._screen = GradientScreen()

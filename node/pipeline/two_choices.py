@@ -66,16 +66,19 @@ class TwoChoices:
 
         When none did, the one that has fewer microbatches of this sender. Whoever is late with one comes after those
         who are not: a peer that has stopped has nothing to do. Before them comes one that has never answered and has
-        one, or another of its network is late: identities cost nothing. The first of equals.
+        one, or another of its network is late: identities cost nothing. A peer that is reached through others
+        counts as having one microbatch more; of equals it comes last, else the first is taken.
         """
         late = {peer for peer in self._under_way if self._is_late(peer, now)}
         groups = set(map(self._group_of, late))
+        one_more = self._router.typical_answer() if told else 1
 
-        def rank(peer: PeerId) -> tuple[int, float]:
+        def rank(peer: PeerId) -> tuple[int, float, bool]:
             less = told.get(peer, math.inf) if told else len(self._under_way.get(peer, ()))
             is_new = not self._router.has_answered(peer)
             is_doubtful = is_new and (peer in self._under_way or self._group_of(peer) in groups)
-            return 2 if peer in late else int(is_doubtful), less
+            is_detour = self._router.goes_through_others(peer)
+            return 2 if peer in late else int(is_doubtful), less + one_more * is_detour, is_detour
 
         return min(candidates, key=rank)
 

@@ -271,7 +271,8 @@ class Matchmaker:
         """See which replicas serve the stage and may be averaged with."""
         serving = self._serving()
         willing = [peer for peer in self._kin.among(serving) if not self._avoid(peer)]
-        return Looked(lane, willing, self._context.view.shares(serving), self._handshake.round_trip)
+        through = set(filter(self._context.transport.goes_through_others, willing))
+        return Looked(lane, willing, self._context.view.shares(serving), self._handshake.round_trip, through)
 
     async def _ask(self, proposal: Proposal) -> Event:
         replica, stage = self._replica, self._context.stage

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import IntEnum
 
 from node.rounds.meeting import (
@@ -138,9 +138,12 @@ class Pairing:
         share = SITS_OUT_UNTIL if self._search[Slot.CURRENT].sits_out else self._seek_at
         return max(0.0, share * seconds - here.steps * step - here.into_step)
 
-    def propose(self, candidates: Sequence[PeerId], here: RoundProgress) -> Proposal | None:
-        """Ask one of the candidates that may be willing, uniformly at random; None when there is nothing to ask.
+    def propose(
+        self, candidates: Sequence[PeerId], here: RoundProgress, through_others: Collection[PeerId] = ()
+    ) -> Proposal | None:
+        """Ask one of the candidates that may be willing at random; None when there is nothing to ask.
 
+        All are as likely, but for those that are reached `through_others`: see `Prospects.choose`.
         While that is under way another one may be asked.
         """
         too_early = self.seeks_in(here) > 0 and not self.at_once
@@ -150,12 +153,12 @@ class Pairing:
         too_late = self.is_ending or (not self.at_once and here.until(self.bounds.ends_at) <= self.handshake)
         if self._last is not None and len(candidates) > MANY:
             self._search[Slot.CURRENT].bar(self._last)
-        now = None if too_late else self._choice(Slot.CURRENT, candidates, here.steps)
+        now = None if too_late else self._choice(Slot.CURRENT, candidates, here.steps, through_others)
         self._exhausted = now is None and not self._asks_for(Slot.CURRENT)
         sits_out, self._search[Slot.CURRENT].sits_out = self._search[Slot.CURRENT].sits_out, False
         # one that was to be left over expects nothing of this round
         asks_later = not self.at_once and (sits_out or self._exhausted)
-        later = self._choice(Slot.NEXT, candidates, here.steps) if asks_later else None
+        later = self._choice(Slot.NEXT, candidates, here.steps, through_others) if asks_later else None
         slot, chosen = (Slot.CURRENT, now) if later is None else (Slot.NEXT, later)
         if chosen is None:
             return None
@@ -174,10 +177,12 @@ class Pairing:
         """True while an answer to a proposal is awaited."""
         return bool(self._asking)
 
-    def _choice(self, slot: Slot, candidates: Sequence[PeerId], steps: int) -> PeerId | None:
+    def _choice(
+        self, slot: Slot, candidates: Sequence[PeerId], steps: int, through_others: Collection[PeerId]
+    ) -> PeerId | None:
         if self._agreed[slot] is not None:
             return None
-        return self._search[slot].choose(candidates, self.me, steps, self._rng)
+        return self._search[slot].choose(candidates, self.me, steps, self._rng, through_others)
 
     def forget_refusals(self) -> None:
         """Let everyone be asked again: time has passed."""

@@ -317,7 +317,7 @@ class PartnerSearch:
         unwanted = self._turns.crowded(event.shares) | self.closed_with
         willing = [peer for peer in event.willing if peer not in unwanted] if unwanted else event.willing
         candidates = thinned(willing, event.shares.group_of.get, self._rng)
-        proposal = self.pairing.propose(candidates, self._here(now))
+        proposal = self.pairing.propose(candidates, self._here(now), event.through_others)
         successor = self.pairing.successor(self._here(now))
         return proposal, [] if successor is None else [SendSitOut(*successor)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from node.rounds.meeting import Refusal
 from protocol.access.peer_limits import PeerTable
@@ -13,6 +13,8 @@ from protocol.ground import PeerId
 
 DRAWS = 4  # of candidates, before those that may be asked are listed
 LATE = 3  # engaged replicas asked: with 1 or 2 it is no different
+# of the chance of others: a replica with which all goes through a third peer. Pairs mix weights, so it is not less.
+THROUGH_OTHERS = 0.5
 REFERRED = 8  # replicas that look for a partner, that one remembers who is asked, and one that asks
 REFERRED_AFTER = 3  # engaged replicas asked: before, a random one is as likely to be free
 RECENT = 32.0  # round trips: longer ago, a replica that looked for a partner has one
@@ -43,10 +45,16 @@ class Prospects:
         self.sits_out = False  # asked to be the one that is left over
 
     def choose(
-        self, candidates: Sequence[PeerId], me: PeerId, steps: int, rng: random.Random
+        self,
+        candidates: Sequence[PeerId],
+        me: PeerId,
+        steps: int,
+        rng: random.Random,
+        through_others: Collection[PeerId] = (),
     ) -> PeerId | None:
-        """One of those that may agree after so many inner steps, uniformly at random; None when there is none.
+        """One of those that may agree after so many inner steps, at random; None when there is none.
 
+        All are as likely, but for those that are reached `through_others`: `THROUGH_OTHERS` as likely each.
         Late in a search, one that another who refused has told of comes first.
         """
         if len(self._refused) >= ASKED_AT_MOST or not candidates:
@@ -59,10 +67,15 @@ class Prospects:
             if may_agree(peer := self._referred.pop()) and peer in candidates:
                 return peer
         for _ in range(DRAWS):  # in a large stage nearly all may
-            if may_agree(peer := rng.choice(candidates)):
+            if may_agree(peer := rng.choice(candidates)) and (
+                peer not in through_others or rng.random() < THROUGH_OTHERS
+            ):
                 return peer
         willing = [peer for peer in candidates if may_agree(peer)]
-        return rng.choice(willing) if willing else None
+        if not through_others or not willing:
+            return rng.choice(willing) if willing else None
+        [chosen] = rng.choices(willing, [THROUGH_OTHERS if p in through_others else 1.0 for p in willing])
+        return chosen
 
     @property
     def _goes_by_referrals(self) -> bool:

@@ -6,7 +6,7 @@ carries out the actions that it returns, in their order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias
@@ -107,6 +107,9 @@ class Looked:
     willing: Sequence[PeerId]  # replicas that serve the stage and may be averaged with
     shares: Shares  # of all that serve the stage
     round_trip: float = 0.0
+    through_others: Collection[
+        PeerId
+    ] = ()  # of the willing: a third peer has to pass on what is sent to them
 
 
 # --- events: replies of others ----------------------------------------------------------------------

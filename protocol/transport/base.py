@@ -67,6 +67,7 @@ class Transport(abc.ABC):
 
     peer_id: PeerId
     ways_in: tuple[PeerId, ...] = ()  # who passes streams on to this peer, as its record says
+    is_hidden = False  # nobody can dial this peer, so far as others have tried
     # addresses of other peers, at which to join the run, where nobody can dial this one
     joined_through: tuple[str, ...] = ()
     refuses: Callable[[PeerId], bool] = staticmethod(
@@ -140,8 +141,25 @@ class Transport(abc.ABC):
         """
 
     def learn_ways(self, peer: PeerId, through: Sequence[PeerId]) -> None:
-        """Note the peers that pass streams on to `peer`, which nobody can dial, as told by its signed record."""
+        """Note the peers that pass streams on to `peer`, which nobody can dial, as told by its signed record.
+
+        One that names itself has found nobody to do it: only its own connections lead to it.
+        """
         return
+
+    def through(self) -> Sequence[PeerId]:
+        """Return what this peer's record says of ways in: the peers that pass streams on to it.
+
+        Where it is hidden and has found none, it names itself: only connections of its own lead to it.
+        """
+        return self.ways_in or ((self.peer_id,) if self.is_hidden else ())
+
+    def goes_through_others(self, peer: PeerId) -> bool:
+        """Return whether streams to `peer` have to go through a third one: nobody can dial either end.
+
+        By the peer's record, unless a connection to it was there when a stream was last opened. Asks nobody.
+        """
+        return False
 
     def pass_on(self, rate: float) -> None:
         """Pass streams on between others from now on, at so many bytes per second; 0 passes none on."""

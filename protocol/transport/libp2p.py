@@ -140,8 +140,11 @@ class Libp2pTransport(Transport):
     async def open(self, peer: PeerId, protocol: str, deadline: float, *, ahead: bool = False) -> Stream:
         """See `Transport.open`. A peer that could not be reached rests for a while, unless it comes by itself."""
         session, clock = self._up(), asyncio.get_running_loop().time
-        if self._thirds.ways_to(peer) and not await self._is_direct(session, peer, min(HEAD_START, deadline)):
-            return await self._thirds.open(peer, protocol, deadline)
+        if self._thirds.is_hidden(peer):
+            is_direct = await self._is_direct(session, peer, min(HEAD_START, deadline))
+            self._thirds.note_direct(peer, is_direct=is_direct)
+            if not is_direct:
+                return await self._thirds.open(peer, protocol, deadline)
         if self._dials.rests(peer, clock()) and peer not in await session.connected(deadline):
             raise PeerUnreachable(f"{peer} could not be reached a moment ago")
         try:
@@ -214,6 +217,9 @@ class Libp2pTransport(Transport):
 
     def learn_ways(self, peer: PeerId, through: Sequence[PeerId]) -> None:
         self._thirds.learn(peer, through)
+
+    def goes_through_others(self, peer: PeerId) -> bool:
+        return self.is_hidden and self._thirds.is_needed_for(peer)
 
     def pass_on(self, rate: float) -> None:
         self._thirds.passing.limit(rate)

@@ -109,6 +109,7 @@ class RelayedStream(Stream):
 
     def __init__(self, remote: PeerId, carrier: Stream, context: ssl.SSLContext, *, is_server: bool) -> None:
         self.remote = remote
+        self.protocol = ""  # that it is of, once it is open
         self._carrier = carrier
         self._came, self._goes = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._came, self._goes, server_side=is_server)

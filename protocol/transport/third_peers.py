@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from weakref import WeakSet
@@ -33,8 +35,9 @@ Opens = Callable[[PeerId, str, float], Awaitable[Stream]]
 class ThirdPeers:
     """A peer's dealings with third ones.
 
-    Mutable state: who passes streams on to which peers, through whom none came and until when they rest, the relayed
-    streams that are open, and the certificate for them, which lies in the folder of the p2pd that runs.
+    Mutable state: who passes streams on to which peers, which of these are connected all the same, through whom none
+    came and until when they rest, the relayed streams that are open, and the
+    certificate for them, which lies in the folder of the p2pd that runs.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class ThirdPeers:
         self._ways = PeerTable[list[PeerId]](MOST_KNOWN)
         self._open = PeerTable[WeakSet[RelayedStream]](MOST_KNOWN)
         self._rests = PeerTable[float](MOST_KNOWN)
+        self._direct = PeerTable[bool](MOST_KNOWN)
+        self._rng = random.Random(f"{identity.peer_id}/third peers")
 
     @window
     def __repr__(self) -> str:
@@ -82,24 +87,48 @@ class ThirdPeers:
             ]
         else:
             self._ways.pop(peer, None)
+            self._direct.pop(peer, None)
+
+    def is_hidden(self, peer: PeerId) -> bool:
+        """Return whether the peer's record says that nobody can dial it."""
+        return peer in self._ways
 
     def ways_to(self, peer: PeerId) -> list[PeerId]:
-        """The peers that pass streams on to this one; none where it can be dialled."""
+        """The peers that pass streams on to this one; none where it can be dialled, or has found none."""
         return self._ways.get(peer, [])
+
+    def note_direct(self, peer: PeerId, *, is_direct: bool) -> None:
+        """Note whether there was a connection to a hidden peer when a stream to it was opened."""
+        self._direct[peer] = is_direct
+
+    def is_needed_for(self, peer: PeerId) -> bool:
+        """Return whether streams from a hidden peer to this one go through others, so far as is known."""
+        return peer in self._ways and not self._direct.get(peer, False)
+
+    def _in_order(self, peer: PeerId, protocol: str, now: float) -> list[PeerId]:
+        """The ways to a peer, the one to try first at the front.
+
+        Those through which nothing came of late are the last: their ends may not have noticed yet. Of the others the
+        one through which fewer streams of the protocol go here, since those of one protocol carry about as much.
+        """
+        carry = Counter(
+            s.through for streams in self._open.values() for s in streams if s.protocol == protocol
+        )
+        ways = self._rng.sample(ways := self.ways_to(peer), len(ways))
+        return sorted(ways, key=lambda one: (self._rests.get(one, 0.0) > now, carry[one]))
 
     async def open(self, peer: PeerId, protocol: str, deadline: float) -> RelayedStream:
         """A stream through the first peer that passes it on. Raises `PeerUnreachable`."""
         clock, failure = asyncio.get_running_loop().time, "nobody passes streams on to it"
         ends = clock() + deadline
-        # those last through which nothing came of late: their ends may not have noticed yet
-        for between in sorted(self.ways_to(peer), key=lambda one: self._rests.get(one, 0.0) > clock()):
+        for between in self._in_order(peer, protocol, clock()):
             own, left = self._certificate, min(PASSING_DEADLINE, ends - clock())
             if own is None or left <= 0:
                 break
             try:
                 carrier = await self._opens(between, PASS_ON, left)
                 await ask_to_pass_on(carrier, peer, protocol)
-                return self._noted(await call_through(carrier, peer, own, left))
+                return self._noted(await call_through(carrier, peer, own, left), protocol)
             except (PeerUnreachable, DeadlineExceeded) as error:
                 self._rests[between] = clock() + REST
                 failure = f"through {between}: {error}"
@@ -122,13 +151,15 @@ class ThirdPeers:
             or self._refuses(asked.peer)
         ):
             return
-        relayed = self._noted(await answer_through(stream, asked.peer, own, PASSING_DEADLINE))
+        relayed = await answer_through(stream, asked.peer, own, PASSING_DEADLINE)
+        self._noted(relayed, asked.protocol)
         try:
             await handler(relayed)
         finally:
             relayed.close()
 
-    def _noted(self, stream: RelayedStream) -> RelayedStream:
+    def _noted(self, stream: RelayedStream, protocol: str) -> RelayedStream:
+        stream.protocol = protocol
         here = self._open.get(stream.remote)
         if here is None:
             here = self._open[stream.remote] = WeakSet()

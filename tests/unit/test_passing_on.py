@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import msgpack
 import pytest
 
 from bootstrap.lab.in_memory.memory import MemoryTransport
+from bootstrap.lab.in_memory.memory_network import MemoryNetwork
 from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable
 from protocol.ground import PeerId
 from protocol.records.identity import Identity
@@ -52,6 +54,7 @@ class Peer:
 
 @dataclass
 class Three:
+    network: MemoryNetwork
     near: Peer
     between: Peer
     far: Peer
@@ -70,24 +73,27 @@ async def echo(stream: Stream) -> None:
         await stream.write(await stream.read(1_000))
 
 
+async def member(network: MemoryNetwork, folder: Path, name: str) -> Peer:
+    identity, handlers = Identity.from_seed("passing", name), dict[str, Handler]()
+    transport = MemoryTransport(network, identity)
+    await transport.start()
+    thirds = ThirdPeers(identity, transport.open, transport.open, handlers, lambda _: False)
+    (folder / name).mkdir()
+    thirds.begin(folder / name)
+    handlers[PASS_ON], handlers[PASSED_ON] = thirds.on_pass_on, thirds.on_passed_on
+    for protocol in (PASS_ON, PASSED_ON):
+        await transport.serve(protocol, handlers[protocol])
+    return Peer(transport, thirds, handlers)
+
+
 @asynccontextmanager
 async def three(folder: Path) -> AsyncIterator[Three]:
     async with two_peers() as two:
         made = []
         for name in ("near", "between", "far"):
-            identity, handlers = Identity.from_seed("passing", name), dict[str, Handler]()
-            transport = MemoryTransport(two.network, identity)
-            await transport.start()
-            thirds = ThirdPeers(identity, transport.open, transport.open, handlers, lambda _: False)
-            (folder / name).mkdir()
-            thirds.begin(folder / name)
-            peer = Peer(transport, thirds, handlers)
-            handlers[PASS_ON], handlers[PASSED_ON] = thirds.on_pass_on, thirds.on_passed_on
-            for protocol in (PASS_ON, PASSED_ON):
-                await transport.serve(protocol, handlers[protocol])
-            made.append(peer)
+            made.append(await member(two.network, folder, name))
         near, between, far = made
-        trio = Three(near, between, far, folder)
+        trio = Three(two.network, near, between, far, folder)
         trio.far.handlers[ECHO] = echo
         trio.near.thirds.learn(trio.far.transport.peer_id, [trio.between.transport.peer_id])
         yield trio
@@ -358,7 +364,8 @@ async def test_a_way_through_which_nothing_came_is_the_last_that_is_tried_for_a_
         trio.between.transport.peer_id,
         trio.far.transport.peer_id,
     )
-    trio.near.thirds.learn(far, [gone, between])
+    first = await trio.opened()  # so that there are more streams through that one
+    trio.near.thirds.learn(far, [between, gone])
     opens, tried = trio.near.thirds._opens, list[str]()
 
     async def noted(peer: PeerId, protocol: str, deadline: float) -> Stream:
@@ -373,6 +380,54 @@ async def test_a_way_through_which_nothing_came_is_the_last_that_is_tried_for_a_
     await asyncio.sleep(REST)
     (await trio.opened()).close()
     assert tried == [gone, between]
+    first.close()
+
+
+@in_time
+async def test_streams_go_through_both_ways_to_a_peer(trio: Three) -> None:
+    near, far = trio.near, trio.far
+    other = await member(trio.network, trio.folder, "other between")
+    for between in (trio.between, other):
+        between.thirds.passing.limit(1e9)
+        assert between.thirds.passing.keep_for(far.transport.peer_id)
+    near.thirds.learn(far.transport.peer_id, [trio.between.transport.peer_id, other.transport.peer_id])
+    streams = [await trio.opened() for _ in range(6)]
+    through = Counter(stream.through for stream in streams if isinstance(stream, RelayedStream))
+    assert set(through.values()) == {3}
+    far.handlers["/test/other/1"] = echo
+    one = await near.thirds.open(far.transport.peer_id, "/test/other/1", 5.0)
+    two = await near.thirds.open(far.transport.peer_id, "/test/other/1", 5.0)
+    assert one.through != two.through, "the streams of each protocol are spread by themselves"
+    for stream in [*streams, one, two]:
+        stream.close()
+
+
+@in_time
+async def test_a_peer_that_names_itself_is_hidden_and_given_up_at_once(trio: Three) -> None:
+    far, clock = trio.far.transport.peer_id, asyncio.get_running_loop().time
+    trio.near.thirds.learn(far, [far])
+    assert trio.near.thirds.is_hidden(far)
+    began = clock()
+    with pytest.raises(PeerUnreachable, match="nobody passes streams on to it"):
+        await trio.opened()
+    assert clock() == began, "nobody is asked"
+    trio.near.thirds.learn(far, [])
+    assert not trio.near.thirds.is_hidden(far)
+
+
+def test_a_third_peer_is_needed_unless_there_was_a_connection(tmp_path: Path) -> None:
+    async def nobody(*_: object) -> Stream:
+        raise PeerUnreachable("nobody")
+
+    thirds = ThirdPeers(Identity.from_seed("me"), nobody, nobody, {}, lambda _: False)
+    far, between = (Identity.from_seed("passing", name).peer_id for name in ("far", "between"))
+    assert not thirds.is_needed_for(far)
+    thirds.learn(far, [between])
+    assert thirds.is_needed_for(far)
+    thirds.note_direct(far, is_direct=True)
+    assert not thirds.is_needed_for(far)
+    thirds.note_direct(far, is_direct=False)
+    assert thirds.is_needed_for(far)
 
 
 @in_time

@@ -24,6 +24,25 @@ def test_each_that_may_agree_is_as_likely_to_be_asked() -> None:
     assert search.choose(peers, peers[0], 3, rng) == peers[7]
 
 
+def test_each_behind_a_third_peer_is_half_as_likely_to_be_asked() -> None:
+    search, rng = Prospects(), random.Random(0)
+    near, *behind = peers = [PeerId(name) for name in "abcd"]
+    chosen = Counter(search.choose(peers, PeerId("me"), 0, rng, behind) for _ in range(5_000))
+    for peer in behind:
+        assert 0.45 < chosen[peer] / chosen[near] < 0.55
+    for barred in peers[1:3]:
+        search.bar(barred)
+    left = Counter(search.choose(peers, PeerId("me"), 0, rng, behind) for _ in range(5_000))
+    assert 0.45 < left[behind[2]] / left[near] < 0.55
+
+
+def test_one_behind_a_third_peer_is_asked_where_no_other_may_agree() -> None:
+    search, rng = Prospects(), random.Random(0)
+    near, behind = PeerId("near"), PeerId("behind")
+    search.bar(near)
+    assert {search.choose([near, behind], PeerId("me"), 0, rng, [behind]) for _ in range(200)} == {behind}
+
+
 def test_late_in_a_search_one_that_the_engaged_told_of_comes_first() -> None:
     search, rng = Prospects(), random.Random(0)
     peers = [PeerId(str(number)) for number in range(60)]

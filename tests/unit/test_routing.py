@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.membership.ledger import fair_shares
-from node.pipeline.routing import FLOOR, MOST_MEASURED, Router
+from node.pipeline.routing import FLOOR, MOST_MEASURED, THROUGH_OTHERS, Router
 from protocol.ground import PeerId
 
 PEERS = [PeerId(f"peer {number}") for number in range(5)]
@@ -50,6 +50,29 @@ def test_a_straggler_gets_less_than_its_speed_would_give() -> None:
     """Every step with a part on it waits for it."""
     share = shares(router_with([1.0, 1.0, 1.0, 1.0, 5.0]))
     assert 0.05 < share[PEERS[4]] / share[PEERS[0]] < 0.12
+
+
+def test_a_peer_behind_a_third_one_gets_less_at_equal_speed_and_never_nothing() -> None:
+    behind = set(PEERS[1:])
+    router = Router(random.Random(1), goes_through_others=behind.__contains__)
+    share = shares(router)
+    assert share[PEERS[0]] / share[PEERS[1]] == pytest.approx(1 / THROUGH_OTHERS, rel=0.15)
+    assert min(share.values()) > 0.05
+
+
+def test_a_far_faster_peer_behind_a_third_one_gets_more_all_the_same() -> None:
+    router = Router(random.Random(1), goes_through_others=PEERS[4:].__contains__)
+    for peer in PEERS:
+        for _ in range(30):
+            router.note(peer, 0.1 if peer == PEERS[4] else 1.0)
+    share = shares(router)
+    assert share[PEERS[4]] / share[PEERS[0]] == pytest.approx(10 * THROUGH_OTHERS, rel=0.15)
+
+
+def test_where_all_are_behind_third_ones_all_get_as_much() -> None:
+    peers = PEERS[:2]
+    share = shares(Router(random.Random(1), goes_through_others=lambda peer: True), peers)
+    assert share[peers[0]] == pytest.approx(0.5, abs=0.02)
 
 
 def test_a_long_queue_counts_as_slowness() -> None:

@@ -40,6 +40,19 @@ def test_the_one_with_less_to_do_is_chosen() -> None:
     assert choices().chosen([ONE, OTHER], {ONE: 0.5, OTHER: 0.5}, 0.0) == ONE
 
 
+def test_one_that_is_reached_through_others_counts_as_having_one_microbatch_more() -> None:
+    router = Router(random.Random(1), goes_through_others=[ONE].__contains__)
+    one = TwoChoices(router)
+    for peer in (ONE, OTHER):
+        router.note(peer, 0.5)
+    assert one.chosen([ONE, OTHER], {ONE: 0.0, OTHER: 0.5}, 0.0) == OTHER
+    assert one.chosen([ONE, OTHER], {ONE: 0.0, OTHER: 0.6}, 0.0) == ONE
+    for _ in range(2):
+        assert one.chosen([ONE, OTHER], {}, 0.0) == OTHER
+        one.sent(OTHER, 0.0)
+    assert one.chosen([ONE, OTHER], {}, 0.0) == ONE
+
+
 def test_one_that_says_nothing_comes_last() -> None:
     assert choices().chosen([ONE, OTHER], {OTHER: 1e6}, 0.0) == OTHER
 

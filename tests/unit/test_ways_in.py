@@ -132,6 +132,7 @@ async def test_without_anybody_that_passes_on_others_join_through_the_members_th
     async with at_home([False]) as home:
         await home.ways.has_looked.wait()
         assert home.node.ways_in == ()
+        assert home.node.through() == (home.node.peer_id,), "others are to know that dialling it is vain"
         assert home.node.addresses_to_join() == [home.place(0)]
         assert home.events() == ["not-reached"]
 
@@ -142,7 +143,7 @@ async def test_a_node_that_can_be_dialled_names_itself() -> None:
         home.node.announced = [OUTSIDE]
         home.reached = OUTSIDE
         await home.ways.has_looked.wait()
-        assert home.node.ways_in == ()
+        assert home.node.ways_in == home.node.through() == ()
         assert home.node.addresses_to_join() == home.node.addresses()
 
 
