@@ -90,7 +90,7 @@ class Announcement(Entry):
     name: Annotated[str, Field(max_length=32)] = ""  # what its volunteer calls it
     links: PublishedLinks = []  # measured lately, from this node to others
     level: Annotated[int, Field(ge=0, le=MOST_LEVEL)] = 0  # this record is in one of 2^level buckets
-    # who passes streams on to this node, which nobody can dial
+    # the peers that pass streams on to this node, which nobody can dial; itself where it has found none
     through: Annotated[list[WholeId], Field(max_length=4)] = []
     beginning: Natural = 0  # of its lineage, see `protocol.records.lineage`, and when that began
     begun: Annotated[Figure, Field(ge=0)] = 0.0

@@ -64,13 +64,16 @@ def test_streams_of_a_peer_are_left_one_after_another(superseded: set[Stream]) -
             for traffic in (Traffic.GOSSIP, Traffic.PAIRING):
                 two.server.handle(Ready.answered_by(slow, traffic))
                 await two.ask(traffic=traffic)
-            waits = asyncio.create_task(two.ask(Ready(pair="slow"), deadline=2 * ANSWER))
+            waits = [
+                asyncio.create_task(two.ask(Ready(pair="slow"), deadline=2 * ANSWER, traffic=traffic))
+                for traffic in (Traffic.GOSSIP, Traffic.PAIRING)
+            ]
             await asyncio.sleep(0.1)
             superseded.update(channel.stream for channel in two.caller.channels)
             for traffic in (Traffic.GOSSIP, Traffic.PAIRING):
                 await two.ask(traffic=traffic)
             assert two.server.streams_of(two.caller.transport.peer_id) == 3
-            await waits
+            await asyncio.gather(*waits)
             await asyncio.sleep(1.0)
             await two.ask(traffic=Traffic.PAIRING)
             assert not any(channel.stream in superseded for channel in two.caller.channels)

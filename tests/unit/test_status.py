@@ -142,6 +142,23 @@ def test_the_address_of_a_member_that_nobody_can_dial_is_that_of_a_peer_that_pas
     assert [entry["through"] for entry in entries] == [[], [seed, open_.member.peer], [seed]]
 
 
+def test_a_hidden_member_that_nobody_passes_streams_on_to_cannot_be_joined_at(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its record names itself."""
+    alone = node(0, 0)
+    me = alone.member.peer
+    said = {"addresses": [f"/ip4/192.168.1.2/tcp/4001/p2p/{me}"], "through": [me]}
+    record = alone.member.announcement.model_copy(update=said)
+    sighting = replace(alone, member=replace(alone.member, announcement=record))
+    seen = replace(status([sighting]), dialled={})
+    print_status(seen)
+    assert "192.168" not in capsys.readouterr().out
+    entries = as_json(seen)["nodes"]
+    assert isinstance(entries, list)
+    assert entries[0]["join"] == ""
+
+
 def test_what_nodes_pass_on_between_others_has_a_line_of_its_own() -> None:
     assert not any("passed on" in line for line in text_of(pairs(2)))
     lines = text_of([node(0, 0, passed_on=3 << 20), node(0, 1), *(node(1, n, passed_on=n) for n in range(9))])
