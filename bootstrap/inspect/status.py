@@ -254,6 +254,8 @@ def _through(status: RunStatus, sighting: Sighting) -> str:
     if not sighting.member.announcement.through:
         return ""
     way = where_to_join(status, sighting).rpartition("/p2p/")[2]
+    if way == sighting.member.peer:  # it has found nobody to pass streams on, and this observer is near it
+        return ""
     names = {other.member.peer: name_of(other, {}) for other in status.seen.sightings}
     return f"  (of {names.get(PeerId(way), f'…{way[-8:]}')}, which passes streams on to it)"
 

@@ -22,7 +22,10 @@ MOST_COUNTED = 4_096  # peers
 
 @dataclass
 class Summary:
-    """Filled while the swarm runs; every number was measured in this run."""
+    """Filled while the swarm runs; every number was measured in this run.
+
+    The names are those of summary.json, which `bootstrap.dashboard.measured` and scripts of people read.
+    """
 
     run_id: str = ""
     preset: str = ""

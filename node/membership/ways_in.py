@@ -84,7 +84,9 @@ class WaysIn:
                 is_hidden = await self._is_hidden(places)
         ways = await self._asked(connected) if is_hidden else []
         self._tell(ways, is_hidden=bool(is_hidden))
-        transport.ways_in, transport.is_hidden = tuple(ways), bool(is_hidden)
+        transport.ways_in = tuple(ways)
+        if is_hidden is not None:  # else nobody answered, and it is as it was
+            transport.is_hidden = is_hidden
         through = dict.fromkeys([*ways, *self._answered] if is_hidden else [])
         named = [address for peer in through for address in _widest(peer, places.get(peer, ()))]
         transport.joined_through = tuple(sorted(named, key=is_private)[:MOST_JOINED_THROUGH])

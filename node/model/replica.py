@@ -252,7 +252,7 @@ class Replica:
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            theta, beta = self.flat.values[bounds], self.settings.beta
+            theta, beta = self.flat.values[bounds], self._founded.beta
             delta.mul_(self.settings.alpha).add_(theta, alpha=beta).sub_(phi, alpha=beta)
             phi.add_(delta)
         else:

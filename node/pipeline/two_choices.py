@@ -67,7 +67,8 @@ class TwoChoices:
         When none did, the one that has fewer microbatches of this sender. Whoever is late with one comes after those
         who are not: a peer that has stopped has nothing to do. Before them comes one that has never answered and has
         one, or another of its network is late: identities cost nothing. A peer that is reached through others
-        counts as having one microbatch more; of equals it comes last, else the first is taken.
+        counts as having as much more to do as an answer usually takes; of equals it comes last, else the first is
+        taken.
         """
         late = {peer for peer in self._under_way if self._is_late(peer, now)}
         groups = set(map(self._group_of, late))

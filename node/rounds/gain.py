@@ -8,19 +8,23 @@ normalises, so its steps stay long. So each replica multiplies its own Δ, befor
     (c + (1 − c)/N)^(−η/2)                                                              (1)
 
 with η = `outer.gain`: 0 gives back nothing, 1 everything. A pair that averages does not bring in N replicas at once,
-and what its members do not share drives them apart in the meantime, so that η = 1 is too much. c is the median of
-the last meetings. Where replicas agree, as at the beginning of a run, and where nobody else is there, it is 1.
+and what its members do not share drives them apart in the meantime, so that η = 1 is too much. c is the median over
+the last partners. Where replicas agree, as at the beginning of a run, and where nobody else is there, it is 1.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import math
 from statistics import median
 
 import torch
 
-MEETINGS = 16  # last ones that count, one vote each
+from protocol.access.peer_limits import PeerTable
+from protocol.ground import PeerId
+
+PARTNERS = 16  # last ones that count, one vote each
 LEAST_MEETINGS = 3
+NEWEST = 0.25  # of a partner's vote is its last meeting's: a cosine of a sample is a rough one
 # Whoever fills the stage with records makes N as large as it likes; and nobody measured more than 16 replicas.
 LONGEST = 2.0
 
@@ -29,27 +33,30 @@ def cosine(own: torch.Tensor, others: torch.Tensor) -> float:
     """The cosine of two tensors [entries]; 0 where one of them is 0 or not finite."""
     product, squares = torch.dot(own, others), torch.dot(own, own) * torch.dot(others, others)
     value = float(product / squares.sqrt())
-    return value if -1.0 <= value <= 1.0 else 0.0
+    return min(1.0, max(-1.0, value)) if math.isfinite(value) else 0.0
 
 
 class Gain:
     """Knows how much of their progress two replicas of a stage usually share.
 
-    Mutable state: the cosines of the last meetings.
+    Mutable state: the cosines of the last partners, and how many meetings there were.
     """
 
     def __init__(self, returned: float) -> None:
         """`returned` is η, from 0 to 1."""
         self._returned = returned
-        self._shared = deque[float](maxlen=MEETINGS)
+        self._shared = PeerTable[float](PARTNERS)
+        self._meetings = 0
 
-    def met(self, shared: float) -> None:
+    def met(self, peer: PeerId, shared: float) -> None:
         """Note the cosine of the own progress and a partner's."""
-        self._shared.append(shared)
+        before = self._shared.get(peer, shared)
+        self._shared[peer] = before + NEWEST * (shared - before)
+        self._meetings += 1
 
     def factor(self, replicas: int) -> float:
         """By eq. (1), for a stage of so many replicas, `LONGEST` at most; 1 until enough partners were met."""
-        if not self._returned or replicas < 2 or len(self._shared) < LEAST_MEETINGS:
+        if not self._returned or replicas < 2 or self._meetings < LEAST_MEETINGS:
             return 1.0
-        shared = min(1.0, max(0.0, median(self._shared)))
+        shared = min(1.0, max(0.0, median(self._shared.values())))
         return float(min(LONGEST, (shared + (1.0 - shared) / replicas) ** (-self._returned / 2)))

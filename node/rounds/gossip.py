@@ -118,9 +118,12 @@ class PairAverager(Averager):
         pull = Pull(exchange.outgoing, exchange.incoming, replica, exchange.unread)
         phi = sampled(replica.phi).clone()
         progress = sampled(replica.flat.values) - phi
+        settings = replica.settings
         finding = self._statistics.defend(exchange.pair.partner, pull)
+        if finding is not None and finding.offence is not None:  # little or nothing of the pull is left
+            replica.lengthen(1.0)
         replica.finish_round_with(pull.piece, pull.whole)
-        return self._statistics.seen(pull.sample, phi, progress, exchange.phi_sample, finding)
+        return self._statistics.seen(settings, pull.sample, phi, progress, exchange.phi_sample, finding)
 
     def _record(self, partner: PeerId | None, sample: MeetingSample | None) -> None:
         context = self._context

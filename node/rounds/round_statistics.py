@@ -45,7 +45,7 @@ class MeetingSample:
     """One meeting: mean squares over a sample of the parameters, and what the defence found."""
 
     squared_distance: float  # of φ_i − φ_j
-    squared_difference: float  # of Δ_i − Δ_j
+    squared_difference: float  # of Δ_i − Δ_j, in units of the own gain
     shared: float  # the cosine of Δ_i and Δ_j
     finding: Examination | None
 
@@ -91,6 +91,7 @@ class RoundStatistics:
 
     def seen(
         self,
+        settings: OuterSettings,
         pull: torch.Tensor,
         phi: torch.Tensor,
         progress: torch.Tensor,
@@ -99,12 +100,12 @@ class RoundStatistics:
     ) -> MeetingSample | None:
         """Sample the meeting from samples of the pull, of both φ and of the own Δ, all of before the outer step.
 
-        None when the partner's φ was not sent.
+        `settings` are those of the round. None when the partner's φ was not sent.
         """
         if partners_phi is None:
             return None
-        settings, apart = self._replica.settings, partners_phi.to(phi.device) - phi
-        between = (2 * pull - settings.gamma * apart) / settings.beta  # Δ_j − Δ_i
+        apart = partners_phi.to(phi.device) - phi
+        between = (2 * pull - settings.gamma * apart) / settings.beta  # Δ_j − Δ_i, if both have one β
         shared = cosine(progress, progress + between)
         return MeetingSample(float(apart.square().mean()), float(between.square().mean()), shared, finding)
 
@@ -121,7 +122,9 @@ class RoundStatistics:
         if seen is not None:
             measured = variance_from_distance(seen.squared_distance, max(2, replicas))
             self._variances.append((measured, before))
-            self._gain.met(seen.shared)
+            is_honest = seen.finding is None or seen.finding.offence is None
+            if peer is not None and is_honest:
+                self._gain.met(peer, seen.shared)
         self._replica.lengthen(self._gain.factor(replicas))
         counters.spread = spread_from_variances(self._variances, self._model.variance)
         if seen is not None and peer is not None and seen.finding is not None:

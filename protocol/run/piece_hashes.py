@@ -14,7 +14,7 @@ from protocol.errors import RecordError
 from protocol.records.identity import Identity, verify
 
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
-TOKENIZER_PIECE_BYTES = 128 * 1024
+TOKENIZER_PIECE_BYTES = 128 * 1024  # of every list that was ever signed, as are the domain and the order
 SIGNATURE_BYTES, HASH_BYTES = 64, 32  # of Ed25519, and of SHA-256
 MAX_TOKENIZER_HASHES_BYTES = SIGNATURE_BYTES + HASH_BYTES * (MAX_TOKENIZER_BYTES // TOKENIZER_PIECE_BYTES)
 _DOMAIN = b"noloco tokenizer pieces 1:"

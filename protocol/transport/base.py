@@ -66,7 +66,7 @@ class Transport(abc.ABC):
     """Everything a peer can do on the network. All methods run on the loop that created the object."""
 
     peer_id: PeerId
-    ways_in: tuple[PeerId, ...] = ()  # who passes streams on to this peer, as its record says
+    ways_in: tuple[PeerId, ...] = ()  # who passes streams on to this peer, see `through`
     is_hidden = False  # nobody can dial this peer, so far as others have tried
     # addresses of other peers, at which to join the run, where nobody can dial this one
     joined_through: tuple[str, ...] = ()

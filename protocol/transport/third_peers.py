@@ -36,8 +36,8 @@ class ThirdPeers:
     """A peer's dealings with third ones.
 
     Mutable state: who passes streams on to which peers, which of these are connected all the same, through whom none
-    came and until when they rest, the relayed streams that are open, and the
-    certificate for them, which lies in the folder of the p2pd that runs.
+    came and until when they rest, the relayed streams that are open, and the certificate for
+    them, which lies in the folder of the p2pd that runs.
     """
 
     def __init__(
@@ -114,7 +114,8 @@ class ThirdPeers:
         carry = Counter(
             s.through for streams in self._open.values() for s in streams if s.protocol == protocol
         )
-        ways = self._rng.sample(ways := self.ways_to(peer), len(ways))
+        ways = list(self.ways_to(peer))
+        self._rng.shuffle(ways)
         return sorted(ways, key=lambda one: (self._rests.get(one, 0.0) > now, carry[one]))
 
     async def open(self, peer: PeerId, protocol: str, deadline: float) -> RelayedStream:

@@ -10,17 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.model.replica import Replica
-from node.rounds.gain import LEAST_MEETINGS, LONGEST, MEETINGS, Gain, cosine
+from node.rounds.gain import LEAST_MEETINGS, LONGEST, PARTNERS, Gain, cosine
 from protocol.errors import ManifestError
+from protocol.ground import PeerId
 from protocol.run.manifest import load_preset
 from protocol.run.signed_manifest import canonical_bytes
 from tests.swarm.micro import micro_manifest
 
 
 def met(returned: float, *shared: float) -> Gain:
+    """After a meeting with each of so many partners."""
     gain = Gain(returned)
-    for each in shared:
-        gain.met(each)
+    for number, each in enumerate(shared):
+        gain.met(PeerId(f"partner {number}"), each)
     return gain
 
 
@@ -48,7 +50,7 @@ def test_nothing_is_given_back_where_nothing_was_lost() -> None:
     assert met(1.0, *shared[1:]).factor(8) == 1.0  # too few were met
 
 
-@given(st.lists(st.floats(-1, 1), max_size=2 * MEETINGS), st.integers(0, 10_000), st.floats(0, 1))
+@given(st.lists(st.floats(-1, 1), max_size=2 * PARTNERS), st.integers(0, 10_000), st.floats(0, 1))
 def test_the_factor_is_bounded_whatever_partners_and_records_say(
     shared: list[float], replicas: int, returned: float
 ) -> None:
@@ -63,10 +65,24 @@ def test_a_partner_among_many_that_lies_about_its_progress_moves_it_little(lie: 
     assert factor == pytest.approx(met(0.5, *honest).factor(8), rel=0.02)
 
 
+def test_a_partner_that_is_met_often_has_one_vote() -> None:
+    gain = met(0.5, 0.10, 0.11, 0.12)
+    for _ in range(50):
+        gain.met(PeerId("liar"), -1.0)
+    assert gain.factor(8) == pytest.approx(met(0.5, 0.10, 0.11, 0.12).factor(8), rel=0.02)
+
+
 @pytest.mark.parametrize("value", [0.0, math.inf, math.nan, 1e30])
 def test_what_has_no_cosine_shares_nothing(value: float) -> None:
-    assert cosine(torch.ones(4), torch.full((4,), value)) in (0.0, pytest.approx(1.0))
+    assert cosine(torch.ones(4), torch.full((4,), value)) == 0.0
     assert cosine(torch.full((4,), value), torch.zeros(4)) == 0.0
+
+
+def test_replicas_that_agree_fully_share_all_however_it_is_rounded() -> None:
+    rng = torch.Generator().manual_seed(1)
+    for _ in range(100):
+        progress = torch.randn(4_096, generator=rng)
+        assert cosine(progress, 3 * progress) == pytest.approx(1.0, abs=1e-5)
 
 
 def test_a_replica_makes_its_own_progress_longer_and_nothing_else() -> None:

@@ -253,6 +253,7 @@ class ModelledPipeline:
 
     def close(self) -> None:
         """Refuse what is here, so that it goes elsewhere: the peer goes to another stage."""
+        self._handle(Held())
         for passing in list(self._here.values()):
             if not passing.is_over:
                 self._refuse(passing)
