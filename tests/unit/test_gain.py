@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
@@ -10,12 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.model.replica import Replica
+from node.rounds.defence import Examination
 from node.rounds.gain import LEAST_MEETINGS, LONGEST, PARTNERS, Gain, cosine
+from node.rounds.pull import Pull
+from node.rounds.round_statistics import RoundStatistics
 from protocol.errors import ManifestError
 from protocol.ground import PeerId
 from protocol.run.manifest import load_preset
 from protocol.run.signed_manifest import canonical_bytes
-from tests.swarm.micro import micro_manifest
+from tests.swarm.micro import micro_manifest, run_swarm
+from tests.unit.two_ends import mean_phi, two_ends, whole_round
 
 
 def met(returned: float, *shared: float) -> Gain:
@@ -93,6 +98,47 @@ def test_a_replica_makes_its_own_progress_longer_and_nothing_else() -> None:
     assert torch.allclose(replica.contribution() - before, torch.full_like(before, 1.5), atol=1e-5)
     replica.finish_round_alone()
     assert torch.allclose(replica.phi - before, torch.ones_like(before), atol=1e-5)
+
+
+PLAIN = {"outer__alpha": 0.0, "outer__beta": 1.0, "outer__gamma": 1.0, "wire__gossip": "fp32"}
+
+
+def test_a_pairs_mean_moves_by_the_longer_steps_of_both() -> None:
+    async def main() -> None:
+        a, b = await two_ends(outer__gain=0.5, **PLAIN)
+        for end, factor in ((a, 1.5), (b, 1.25)):
+            end.replica.lengthen(factor)
+        before = mean_phi(a, b)
+        moved = await whole_round(a, b, 0)
+        assert torch.allclose(mean_phi(a, b), before + (1.5 * moved[0] + 1.25 * moved[1]) / 2, atol=1e-6)
+        assert torch.allclose(a.replica.phi, b.replica.phi, atol=1e-6)
+        await asyncio.gather(a.close(), b.close())
+
+    run_swarm(main())
+
+
+def test_where_a_partners_pull_does_not_count_the_own_step_is_no_longer_than_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A liar that makes others refuse it does not make their steps longer, nor has it a vote on how long they are."""
+
+    def opposed(self: RoundStatistics, peer: PeerId, pull: Pull) -> Examination:
+        pull.whole().zero_()
+        return Examination(1.0, 1.0, -1.0, 1.0, "opposed", quarantined=False)
+
+    async def main() -> None:
+        a, b = await two_ends(outer__gain=0.5, **PLAIN)
+        a.replica.lengthen(1.5)
+        phi = a.replica.phi.clone()
+        moved = await whole_round(a, b, 0)
+        assert torch.allclose(a.replica.phi, phi + moved[0], atol=1e-6)
+        for number in range(1, LEAST_MEETINGS + 1):
+            await whole_round(a, b, number)
+        assert a.replica.settings.beta == 1.0
+        await asyncio.gather(a.close(), b.close())
+
+    monkeypatch.setattr(RoundStatistics, "defend", opposed)
+    run_swarm(main())
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,11 @@ def test_a_hidden_member_that_nobody_passes_streams_on_to_cannot_be_joined_at(
     entries = as_json(seen)["nodes"]
     assert isinstance(entries, list)
     assert entries[0]["join"] == ""
+    at = f"/ip4/192.168.1.2/tcp/4001/p2p/{me}"
+    print_status(replace(seen, dialled={me: at}))  # by an observer in the same home
+    out = capsys.readouterr().out
+    assert at in out
+    assert "passes streams on" not in out
 
 
 def test_what_nodes_pass_on_between_others_has_a_line_of_its_own() -> None:
