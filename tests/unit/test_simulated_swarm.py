@@ -128,14 +128,19 @@ def test_replicas_of_one_network_get_a_bounded_share_of_the_rounds(monkeypatch: 
 
 @pytest.mark.long
 def test_a_pairing_that_prefers_the_lowest_id_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lowest(self: Pairing, candidates: Sequence[PeerId], here: RoundProgress) -> Proposal | None:
+    def lowest(
+        self: Pairing,
+        candidates: Sequence[PeerId],
+        here: RoundProgress,
+        through_others: Collection[PeerId] = (),
+    ) -> Proposal | None:
         class Lowest(random.Random):
             def choice(self, seq: Any) -> Any:
                 return min(seq)
 
         rng, self._rng = self._rng, Lowest(1)
         try:
-            return propose(self, candidates, here)
+            return propose(self, candidates, here, through_others)
         finally:
             self._rng = rng
 
