@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -100,7 +101,7 @@ def test_a_replica_makes_its_own_progress_longer_and_nothing_else() -> None:
     assert torch.allclose(replica.phi - before, torch.ones_like(before), atol=1e-5)
 
 
-PLAIN = {"outer__alpha": 0.0, "outer__beta": 1.0, "outer__gamma": 1.0, "wire__gossip": "fp32"}
+PLAIN: dict[str, Any] = {"outer__alpha": 0.0, "outer__beta": 1.0, "outer__gamma": 1.0, "wire__gossip": "fp32"}
 
 
 def test_a_pairs_mean_moves_by_the_longer_steps_of_both() -> None:
