@@ -106,7 +106,7 @@ class PoisonedStage:
         ]
         first = self._replicas[0]
         self._gradients = gradients_of(first)
-        blocks = blocks_of(first.flat.slices)
+        blocks = blocks_of(first.flat.slices, first.whole.bounds)
         self._defences = [Defence(blocks, setting.clip) for _ in self.honest if setting.clip]
         self._round = 0
         self._findings: list[tuple[bool, Examination]] = []  # about an attacker or not
@@ -125,7 +125,7 @@ class PoisonedStage:
 
     def _average(self) -> None:
         """Random pairs of all that do not shun one another; who remains is alone."""
-        told = [replica.contribution() for replica in self._replicas]
+        told = [replica.whole.contribution() for replica in self._replicas]
         pulls = [torch.zeros_like(z) for z in told]
         for one, other in self._pairs():
             pulls[one] = self._pull(one, other, told)
@@ -161,7 +161,7 @@ class PoisonedStage:
         pull = told[other] / 2 - told[one] / 2
         if one < len(self._defences):
             replica, defence = self._replicas[one], self._defences[one]
-            progress = told[one] - replica.settings.gamma * replica.phi
+            progress = told[one] - replica.whole.settings.gamma * replica.phi
             finding = defence.examine(PeerId(str(other)), pull, progress.__getitem__, self._now)
             self._findings.append((other >= len(self.honest), finding))
         return pull

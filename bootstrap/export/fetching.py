@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from bootstrap.inspect.kept_copies import KeptCopy
 from bootstrap.inspect.observer import Observer
-from node.model.replica import PIECE_PARAMETERS
+from node.model.fragment import PIECE_PARAMETERS
 from node.state.transfer import INDEX_DEADLINE, PIECES_IN_FLIGHT, fetch_slow_piece
 from node.state.witnesses import MOST_WITNESSES, DonatedPiece, Unlike, compared
 from protocol.errors import JoinError, NolocoError, StateError

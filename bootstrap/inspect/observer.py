@@ -21,7 +21,7 @@ from node.membership.discovery import DHT_DEADLINE, read_whole_stage
 from node.membership.entry import enter
 from node.membership.joining import DIAL_DEADLINE, HELLO_DEADLINE, greet, passing_by, payload_limits
 from node.membership.view import Member, View
-from node.model.replica import PIECE_PARAMETERS
+from node.model.fragment import PIECE_PARAMETERS
 from node.model.stage import parameter_count
 from node.state.transfer import fetch_slow_weights, piece_count
 from node.watch.words import print_wrapped

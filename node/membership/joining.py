@@ -13,7 +13,7 @@ from typing import Literal
 
 from node.config import NO_ADDRESS, NodeConfig
 from node.membership.outside import Told, inner_port, listening_port, outside_addresses
-from node.model.replica import PIECE_PARAMETERS
+from node.model.fragment import PIECE_PARAMETERS
 from node.storage.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.errors import ClockError, JoinError, LaterVersion, NolocoError, later

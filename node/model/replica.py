@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import TypeAlias
+from collections.abc import Callable, Iterable
 
 import torch
 
 from node.model.flat import FlatParameters
+from node.model.fragment import Fragment, Pieces, Weights, fragments_of
 from node.model.inner import (
     LARGEST_NORM,
     InnerOptimizer,
@@ -24,14 +23,7 @@ from node.model.inner import (
     learning_rate,
     norm_of,
 )
-from node.model.outer import (
-    OuterSettings,
-    add_weighted,
-    contribution,
-    fused_on,
-    outer_step,
-    outer_step_at_once,
-)
+from node.model.outer import OuterSettings, fused_on
 from node.model.passes import Passes
 from node.model.resources import is_out_of_memory, retried
 from node.model.run_clock import RunClock
@@ -44,12 +36,6 @@ from protocol.errors import CodecError, Refused
 from protocol.records.lineage import UNDATED, Lineage
 from protocol.run.manifest import Manifest
 from protocol.windows import counted, window
-
-EVERYTHING = slice(None)
-PIECES_AT_ONCE = 16  # that are encoded and read in one go where steps are taken so: each launch has its price
-PIECE_PARAMETERS = 2**18  # entries of a state or gossip piece: 1 MiB of float32, a second on a slow uplink
-
-Pieces: TypeAlias = Callable[[int, slice], torch.Tensor]  # of something [parameters]: the n-th, its entries
 
 
 class Replica:
@@ -66,8 +52,7 @@ class Replica:
         )
         if self.is_blank:
             self.flat.make_blank()
-        self._founded = OuterSettings(*manifest.outer.coefficients, kept_apart(manifest.wire.gossip))
-        self.settings = self._founded
+        settings = OuterSettings(*manifest.outer.coefficients, kept_apart(manifest.wire.gossip))
         self.phi = self.flat.values.clone()
         self.delta = torch.zeros_like(self.phi)
         self.optimizer = InnerOptimizer(manifest.inner, self.flat)
@@ -78,10 +63,20 @@ class Replica:
         self.lineage = UNDATED  # which beginning the weights come from
         self.passes = Passes(self.stage, self.device, self.slow_weights())
         self.snapshots = Snapshots(self.state, copier_of(self.device))
-        # outer steps: in one launch, as a GPU is quickest, or a piece at a time, which stays in a processor's cache
-        self.steps_at_once = self.device.type != "cpu"
+        # what rounds average: all of it, or one of the fragments after the other
+        self.whole = self._fragment(slice(0, self.parameters), settings)
+        count = manifest.outer.fragments
+        self.fragments = (
+            [self._fragment(bounds, settings) for bounds in fragments_of(self.parameters, count)]
+            if count > 1
+            else [self.whole]
+        )
         self._void_steps = 0  # whose batches began at weights that were replaced since
         self._ran_before = False  # passes ran in the step before this one, with staleness some of this one's
+
+    def _fragment(self, bounds: slice, settings: OuterSettings) -> Fragment:
+        weights = Weights(self.flat.values, self.phi, self.delta)
+        return Fragment(weights, bounds, self.flat.slices, lambda at: self.offered_theta(at), settings)
 
     @window
     def __repr__(self) -> str:
@@ -156,131 +151,67 @@ class Replica:
         """Take all the memory that steps and rounds will, in an inner step that changes nothing: before training."""
         self.flat.gradients.zero_()
         self.optimizer.dry_run()
-        if self.steps_at_once:
+        if self.whole.steps_at_once:
             fused_on(self.device)
-        if self.settings.kept_apart:
+        if self.whole.settings.kept_apart:
             lattice.load()
         self.delta.zero_()  # zeros are given by the system when they are first touched
-
-    def offered_phi(self, bounds: slice) -> torch.Tensor:
-        """φ over `bounds` as partners are told it. With `offered_theta`, all that a contribution is made from."""
-        return self.phi[bounds]
 
     def offered_theta(self, bounds: slice) -> torch.Tensor:
         """θ over `bounds` as partners are told it: at the end of the round."""
         return self.flat.values[bounds]
 
-    def offered_progress(self, bounds: slice) -> torch.Tensor:
-        """Δ over `bounds`."""
-        return self.offered_theta(bounds) - self.offered_phi(bounds)
-
-    def contribution(self, bounds: slice = EVERYTHING) -> torch.Tensor:
-        """z = β·θ + (γ − β)·φ over `bounds`: the one tensor that partners exchange."""
-        return contribution(self.offered_theta(bounds), self.offered_phi(bounds), self.settings)
-
-    def _add_contribution(self, target: torch.Tensor, bounds: slice) -> torch.Tensor:
-        """target ← target + z over `bounds`, without memory for z."""
-        gain, gamma = self.settings.beta, self.settings.gamma
-        return add_weighted(target, self.offered_theta(bounds), gain, self.offered_phi(bounds), gamma - gain)
+    def fragment_of(self, index: int | None) -> Fragment:
+        """One of the fragments; None is all of them at once."""
+        return self.whole if index is None else self.fragments[index]
 
     def finish_round(self, mean_z: torch.Tensor) -> None:
-        """Take the NoLoCo outer step with a group's mean of z, [parameters]. θ starts again from φ."""
-        if self.steps_at_once:
-            self._finish_at_once(mean_z.to(self.device), 0.0, -self.settings.gamma)
-        else:
-            self._finish(lambda _, bounds: mean_z[bounds])
+        """Take the outer step with a group's mean of z, [parameters]. θ starts again from φ."""
+        self._finish(lambda: self.whole.step_to(mean_z))
 
-    def finish_round_with(self, pull: Pieces, whole: Callable[[], torch.Tensor] | None = None) -> None:
-        """Take the outer step of a pair: own z and pull make its mean, see `Pull`; the pull is written over.
-
-        `whole` gives all of the pull, for a device that has memory for it.
-        """
-        if self.steps_at_once and whole is not None:
-            try:
-                pull_of_all = retried(whole)
-            except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
-                    raise
-            else:
-                gain = self.settings.beta
-                self._finish_at_once(pull_of_all, gain, -gain)
-                return
-        self._finish(lambda index, bounds: self._add_contribution(pull(index, bounds), bounds))
+    def finish_round_with(
+        self, pull: Pieces, whole: Callable[[], torch.Tensor] | None = None, fragment: Fragment | None = None
+    ) -> None:
+        """Take the outer step of a pair over a fragment, or over all: see `Fragment.step_with`."""
+        self._finish(lambda: (fragment or self.whole).step_with(pull, whole))
 
     def finish_round_alone(self) -> None:
-        """Take the outer step of a group of one, whose mean is as long as its own progress."""
-        self.lengthen(1.0)
-        if self.steps_at_once:
-            self._finish_at_once(None, self.settings.beta, -self.settings.beta)
-        else:
-            self._finish(lambda _, bounds: self.contribution(bounds))
+        """Take the outer step of a group of one, over all fragments."""
+        self._finish(self.whole.step_alone)
+
+    def _finish(self, step: Callable[[], None]) -> None:
+        self.snapshots.before_change("theta", "phi", "delta")
+        step()
+        self.passes.weights_changed()
+        self.round += 1
+        self.steps_in_round = 0
+
+    def settle(self) -> None:
+        """Let φ be θ also in fragments that no round has averaged since the last inner step."""
+        if self.fragments == [self.whole]:
+            return
+        self.snapshots.before_change("theta", "phi", "delta")
+        self.whole.step_alone()
+        self.passes.weights_changed()
 
     def lengthen(self, factor: float) -> None:
-        """Let the own progress count `factor` times what the run's β says, until this is called again."""
-        self.settings = replace(self._founded, beta=self._founded.beta * factor)
+        """Let the own progress count `factor` times what the run's β says, in each fragment."""
+        for fragment in {*self.fragments, self.whole}:
+            fragment.lengthen(factor)
 
     def stop_momentum(self) -> None:
         """Forget δ: the next outer step averages φ and goes no further, where nothing was trained before it."""
         self.snapshots.before_change("delta")
         self.delta.zero_()
 
-    def _finish_at_once(self, added: torch.Tensor | None, by_theta: float, by_phi: float) -> None:
-        self.snapshots.before_change("theta", "phi", "delta")
-        weights = self.settings.alpha, by_theta, by_phi
-        outer_step_at_once(self.phi, self.delta, self.flat.values, added, weights)
-        self._round_ended()
-
-    @torch.no_grad()
-    def _finish(self, mean_z: Pieces) -> None:
-        self.snapshots.before_change("theta", "phi", "delta")
-        for index in range(self.pieces):  # a piece at a time stays in the cache
-            bounds = self.piece_bounds(index)
-            self._step_piece(lambda index=index, bounds=bounds: mean_z(index, bounds), bounds)  # type: ignore[misc]
-            self.flat.values[bounds].copy_(self.phi[bounds])
-        self._round_ended()
-
-    def _round_ended(self) -> None:
-        self.passes.weights_changed()
-        self.round += 1
-        self.steps_in_round = 0
-
-    def _step_piece(self, mean_z: Callable[[], torch.Tensor], bounds: slice) -> None:
-        """Take the outer step over one piece; without memory for the mean, as a group of one, in place."""
-        phi, delta = self.phi[bounds], self.delta[bounds]
-        try:
-            mean = retried(mean_z)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            theta, beta = self.flat.values[bounds], self._founded.beta
-            delta.mul_(self.settings.alpha).add_(theta, alpha=beta).sub_(phi, alpha=beta)
-            phi.add_(delta)
-        else:
-            outer_step(phi, delta, mean, self.settings)
-
     def piece_bounds(self, index: int) -> slice:
-        start = index * PIECE_PARAMETERS
-        if start >= self.parameters:
-            raise Refused("no-such-piece", f"this stage has {self.pieces} pieces")
-        return slice(start, min(start + PIECE_PARAMETERS, self.parameters))
-
-    @property
-    def piece_parameters(self) -> int:
-        """Entries of a piece but the last."""
-        return PIECE_PARAMETERS
+        """The entries of a piece of the state. Raises `Refused`."""
+        return self.whole.piece_bounds(index)
 
     @property
     def pieces(self) -> int:
-        return -(-self.parameters // PIECE_PARAMETERS)
-
-    def in_groups(self, indices: Sequence[int]) -> list[Sequence[int]]:
-        """Pieces that follow one another in groups that are worked on together: on a GPU, several."""
-        size = PIECES_AT_ONCE if self.steps_at_once else 1
-        return [indices[first : first + size] for first in range(0, len(indices), size)]
-
-    def bounds_of(self, indices: Sequence[int]) -> slice:
-        """The entries of pieces that follow one another. Raises `Refused`."""
-        return slice(self.piece_bounds(indices[0]).start, self.piece_bounds(indices[-1]).stop)
+        """The number of pieces of the state."""
+        return self.whole.pieces
 
     def read_piece(self, index: int, moments: bool) -> list[torch.Tensor]:
         """Copies of φ, and with `moments` also δ and AdamW's moments, over one piece. Raises `Refused`."""

@@ -22,7 +22,8 @@ import torch
 
 from node.context import Context
 from node.model.compute import Priority
-from node.model.replica import PIECE_PARAMETERS, Replica
+from node.model.fragment import PIECE_PARAMETERS
+from node.model.replica import Replica
 from node.rounds.averager import Averager, RoundResult
 from node.rounds.gathers import IN_FLIGHT, Assembled, Assembly, Gathers, Reduction
 from node.rounds.kin import Kin, OtherShape, part_ways
@@ -94,7 +95,7 @@ class AllReduce(Averager):
         """
         context, replica, sent_before = self._context, self._replica, self.bytes_sent
         try:
-            z = await context.compute.run(Priority.OPTIMIZER, replica.contribution)
+            z = await context.compute.run(Priority.OPTIMIZER, replica.whole.contribution)
         except OutOfMemory:
             await self._step_without_memory(replica.round)
         else:

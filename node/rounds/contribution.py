@@ -18,12 +18,13 @@ both leave as it is.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from node.model.fragment import EVERYTHING, Fragment
 from node.model.outer import OuterSettings
-from node.model.replica import EVERYTHING, Replica
 from node.model.transfer import Deferred, DeviceTransfer, Here, Pending
 from node.rounds.nearness import Nearness
 from protocol.codecs.codec import Encoded, add_scaled, as_read, encode, require_finite
@@ -74,25 +75,25 @@ def weights_of(overlap: str, settings: OuterSettings) -> dict[Part, float]:
 class TensorPool:
     """Flat float32 tensors on the CPU, to be used again: taking fresh memory costs more than filling it.
 
-    Those not in use are never more than were in use at once.
+    Those not in use are never more than were in use at once of their size.
     """
 
-    def __init__(self, parameters: int) -> None:
-        self.parameters = parameters
-        self._free: list[torch.Tensor] = []
+    def __init__(self) -> None:
+        self._free = defaultdict[int, list[torch.Tensor]](list)  # by size
 
     @property
     def free(self) -> int:
         """The number of tensors that are not in use."""
-        return len(self._free)
+        return sum(map(len, self._free.values()))
 
-    def take(self) -> torch.Tensor:
+    def take(self, parameters: int) -> torch.Tensor:
         """A tensor [parameters] with anything in it."""
-        return self._free.pop() if self._free else torch.empty(self.parameters)
+        free = self._free[parameters]
+        return free.pop() if free else torch.empty(parameters)
 
     def give_back(self, tensor: torch.Tensor) -> None:
         """Take back a tensor that nothing refers to any more, not even work that was cancelled."""
-        self._free.append(tensor)
+        self._free[tensor.numel()].append(tensor)
 
 
 class IncomingUpdate:
@@ -101,12 +102,14 @@ class IncomingUpdate:
     Its memory is taken when the first piece comes; it is on the CPU.
     """
 
-    def __init__(self, buffers: TensorPool, weights: Mapping[Part, float], pieces: int) -> None:
+    def __init__(self, buffers: TensorPool, weights: Mapping[Part, float], own: Fragment) -> None:
+        """`own` is the same fragment here."""
         self._buffers = buffers
+        self._parameters = own.parameters
         self._weights = {part: weight / 2 for part, weight in weights.items()}
         self._summed: dict[Part, set[int]] = {part: set() for part in weights}
         self._compressed: dict[Part, dict[int, Encoded]] = {part: {} for part in weights}
-        self.pieces = len(weights) * pieces  # of all parts
+        self.pieces = len(weights) * own.pieces  # of all parts
         self._missing = self.pieces
         self._sum: torch.Tensor | None = None
 
@@ -152,7 +155,7 @@ class IncomingUpdate:
 
     @torch.no_grad()
     def read_beside(
-        self, indices: Sequence[int], own: Replica, pair: str
+        self, indices: Sequence[int], own: Fragment, pair: str
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Read pieces of z that follow one another beside the own one, whatever they came in; it may be done again.
 
@@ -172,7 +175,7 @@ class IncomingUpdate:
         return [(distance_of(half.to(z.device), z / 2).cpu() * 2, unread)]
 
     def _read_near(
-        self, indices: Sequence[int], came: Sequence[Encoded], own: Replica, pair: str
+        self, indices: Sequence[int], came: Sequence[Encoded], own: Fragment, pair: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
         z, seeds = own.contribution(bounds := own.bounds_of(indices)), seeds_of(pair, indices)
         values, is_read = read_beside(z, came, seeds, own.piece_parameters)
@@ -191,7 +194,7 @@ class IncomingUpdate:
     def total(self) -> torch.Tensor:
         """½z [parameters], without what came compressed."""
         if self._sum is None:
-            self._sum = self._buffers.take()
+            self._sum = self._buffers.take(self._parameters)
         return self._sum
 
     def give_back(self) -> None:
@@ -210,14 +213,14 @@ class OutgoingUpdate:
 
     def __init__(
         self,
-        replica: Replica,
+        own: Fragment,
         weights: Mapping[Part, float],
         wire: Wire,
         transfer: DeviceTransfer,
         nearness: Nearness | None = None,
         pair: str = "",
     ) -> None:
-        self._replica = replica
+        self._own = own
         self._transfer = transfer
         self._weights = weights
         self._codecs: dict[Part, str] = {"z": wire.gossip, "phi": wire.gossip, "progress": wire.progress}
@@ -226,12 +229,12 @@ class OutgoingUpdate:
         # the partner's sample of φ, if it came before this is encoded
         self.partners_phi: torch.Tensor | None = None
         # the distance that the cells of each block were made for, where they were: [blocks]
-        self.allowed = torch.zeros(-(-replica.parameters // BLOCK)) if nearness is not None else None
+        self.allowed = torch.zeros(-(-own.parameters // BLOCK)) if nearness is not None else None
         self._sent: dict[tuple[Part, int], Encoded] = {}
 
     def pieces(self) -> Iterator[tuple[int, slice]]:
-        for index in range(self._replica.pieces):
-            yield index, self._replica.piece_bounds(index)
+        for index in range(self._own.pieces):
+            yield index, self._own.piece_bounds(index)
 
     def encode(self, part: Part, indices: Sequence[int]) -> list[list[Encoded]]:
         """The tensors of the messages that carry these pieces.
@@ -240,19 +243,19 @@ class OutgoingUpdate:
         carry the values.
         """
         if self._codecs[part] in BITS:
-            return [[sent] for group in self._replica.in_groups(indices) for sent in self._encode_near(group)]
+            return [[sent] for group in self._own.in_groups(indices) for sent in self._encode_near(group)]
         return [self._encode(part, index) for index in indices]
 
     def encode_soon(self, part: Part, indices: Sequence[int]) -> Pending[list[list[Encoded]]]:
         """Encode pieces that follow one another, as `encode` does. On a GPU all come to the host in one copy."""
         if self._codecs[part] in BITS or not self._transfer.encodes_there:
             return Here(self.encode(part, indices))
-        bounds = self._replica.bounds_of(indices)
+        bounds = self._own.bounds_of(indices)
         codec, count = self._codecs[part], bounds.stop - bounds.start
         raw = self._transfer.to_host(packed(self._exact(part, bounds), codec).raw)
 
         def arrived() -> list[list[Encoded]]:
-            pieces = unpacked_pieces(codec, count, raw.wait(), self._replica.piece_parameters)
+            pieces = unpacked_pieces(codec, count, raw.wait(), self._own.piece_parameters)
             if codec != LOSSLESS:
                 self._sent.update(
                     {(part, index): piece for index, piece in zip(indices, pieces, strict=True)}
@@ -270,7 +273,7 @@ class OutgoingUpdate:
     @torch.no_grad()
     def encode_sample(self) -> Encoded:
         """Every n-th entry of φ."""
-        return encode(sampled(self._replica.offered_phi(EVERYTHING)), LOSSLESS)
+        return encode(sampled(self._own.offered_phi(EVERYTHING)), LOSSLESS)
 
     def add_as_sent(self, index: int, bounds: slice, target: torch.Tensor, factor: float) -> None:
         """target ← target + factor·ẑ over one piece, ẑ being the own z as the partner reads it.
@@ -299,14 +302,12 @@ class OutgoingUpdate:
             ("z", index) not in self._sent or self._sent["z", index].codec not in BITS for index in indices
         ):
             if len(indices) > 1:
-                for index, rows in zip(
-                    indices, torch.split(target, self._replica.piece_parameters), strict=True
-                ):
+                for index, rows in zip(indices, torch.split(target, self._own.piece_parameters), strict=True):
                     self.add_near([index], rows, factor)
             return
-        z = self._replica.contribution(self._replica.bounds_of(indices))
+        z = self._own.contribution(self._own.bounds_of(indices))
         sent = [self._sent["z", index] for index in indices]
-        read = as_sent(z, sent, seeds_of(self._pair, indices), self._replica.piece_parameters)
+        read = as_sent(z, sent, seeds_of(self._pair, indices), self._own.piece_parameters)
         target.add_(read, alpha=factor * self._weights["z"])
 
     def add_without_losses(self, bounds: slice, target: torch.Tensor, factor: float) -> None:
@@ -317,7 +318,7 @@ class OutgoingUpdate:
 
     @torch.no_grad()
     def _encode(self, part: Part, index: int) -> list[Encoded]:
-        bounds = self._replica.piece_bounds(index)
+        bounds = self._own.piece_bounds(index)
         return [self._encode_piece(part, index, bounds), *self._sample(part, index)]
 
     def _encode_piece(self, part: Part, index: int, bounds: slice) -> Encoded:
@@ -336,19 +337,19 @@ class OutgoingUpdate:
         """
         assert self._nearness is not None
         assert self.allowed is not None
-        bounds, codec = self._replica.bounds_of(indices), self._codecs["z"]
-        blocks, progress = blocks_in(bounds), self._replica.offered_progress(bounds)
-        moved = distance_of(progress * self._replica.settings.beta, torch.zeros_like(progress))
+        bounds, codec = self._own.bounds_of(indices), self._codecs["z"]
+        blocks, progress = blocks_in(bounds), self._own.offered_progress(bounds)
+        moved = distance_of(progress * self._own.settings.beta, torch.zeros_like(progress))
         if indices[0] == 0:
             self._look(self._nearness)
-        z = self._replica.contribution(bounds)
+        z = self._own.contribution(bounds)
         if not self._nearness.is_known:
             self.allowed[blocks] = moved.cpu()
-            sent = [encode(piece, COMPRESSED) for piece in torch.split(z, self._replica.piece_parameters)]
+            sent = [encode(piece, COMPRESSED) for piece in torch.split(z, self._own.piece_parameters)]
         else:
             self.allowed[blocks] = self._nearness.distances(blocks, moved)
             cells = self._nearness.cells(blocks, moved, codec).to(z.device)
-            sent = encode_near(z, codec, cells, seeds_of(self._pair, indices), self._replica.piece_parameters)
+            sent = encode_near(z, codec, cells, seeds_of(self._pair, indices), self._own.piece_parameters)
         self._sent.update({("z", index): piece for index, piece in zip(indices, sent, strict=True)})
         return sent
 
@@ -356,16 +357,16 @@ class OutgoingUpdate:
         """Tell how far the partner is by its sample of φ, and if it has moved since as much as this replica has."""
         if self.partners_phi is None:
             return
-        replica, settings = self._replica, self._replica.settings
-        own = sampled(replica.offered_phi(EVERYTHING))
-        apart = float((self.partners_phi.to(own.device) - own).square().mean())
-        squares = sum(float(replica.offered_progress(bounds).square().sum()) for _, bounds in self.pieces())
-        moved = settings.beta**2 * squares / replica.parameters
+        own, settings = self._own, self._own.settings
+        phi = sampled(own.offered_phi(EVERYTHING))
+        apart = float((self.partners_phi.to(phi.device) - phi).square().mean())
+        squares = sum(float(own.offered_progress(bounds).square().sum()) for _, bounds in self.pieces())
+        moved = settings.beta**2 * squares / own.parameters
         nearness.look((settings.gamma**2 * apart + 2 * moved) ** 0.5)
 
     def _exact(self, part: Part, bounds: slice) -> torch.Tensor:
         if part == "phi":
-            return self._replica.offered_phi(bounds)
+            return self._own.offered_phi(bounds)
         if part == "progress":
-            return self._replica.offered_progress(bounds)
-        return self._replica.contribution(bounds)
+            return self._own.offered_progress(bounds)
+        return self._own.contribution(bounds)

@@ -101,12 +101,20 @@ class _Sums:
         return float(np.clip((own + product) / math.sqrt(own * theirs), -1.0, 1.0))
 
 
-def blocks_of(slices: Sequence[Slice]) -> list[slice]:
-    """The blocks that are clipped by themselves: each matrix of a stage, and all its vectors together."""
-    matrices = [place for place in slices if len(place.shape) >= 2]
-    blocks = [slice(place.start, place.stop) for place in matrices]
-    vectors = [place for place in slices if len(place.shape) < 2]
-    return blocks + ([slice(vectors[0].start, vectors[-1].stop)] if vectors else [])
+def blocks_of(slices: Sequence[Slice], bounds: slice) -> list[slice]:
+    """The blocks that are clipped by themselves: each matrix within `bounds`, and all vectors together there.
+
+    They count from the beginning of `bounds`, which may cut a matrix or the vectors.
+    """
+    matrices, vectors = list[slice](), list[slice]()
+    for place in slices:
+        start, stop = (
+            max(place.start, bounds.start) - bounds.start,
+            min(place.stop, bounds.stop) - bounds.start,
+        )
+        if start < stop:
+            (matrices if len(place.shape) >= 2 else vectors).append(slice(start, stop))
+    return matrices + ([slice(vectors[0].start, vectors[-1].stop)] if vectors else [])
 
 
 class Defence:

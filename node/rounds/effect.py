@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from statistics import median
 
 import torch
 
+from node.model.fragment import Fragment
 from node.model.replica import Replica
 from node.model.resources import is_out_of_memory
 from protocol.access.peer_limits import PeerTable
@@ -50,8 +52,10 @@ class Effect:
     the own round that was last looked at had done.
     """
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, own: Fragment) -> None:
+        """`own` is what of the replica is averaged."""
         self._replica = replica
+        self._own = own
         self._changes = PeerTable[float](VOTES)
         self._excesses = PeerTable[deque[float]](PARTNERS)
         self._progress = 0.0  # nats per token
@@ -64,19 +68,35 @@ class Effect:
     def change(self, pull: torch.Tensor) -> float | None:
         """What the pull [parameters] would change the loss by, in nats per token; None where that cannot be tried.
 
-        It takes memory of the pull's size where gradients are in use.
+        It takes memory of the replica's size where gradients are in use.
         """
+        before = self._losses(self._replica.flat.values)
+        after = None if before is None else self._losses_with(partial(torch.add, self._own.theta, pull))
+        return None if before is None or after is None else bounded_mean(after - before)
+
+    @torch.no_grad()
+    def _undone(self) -> float:
+        """What it would change the loss by to undo the round, in nats per token; without progress, an earlier one."""
+        now = self._losses(self._replica.flat.values)
+        before = None if now is None else self._losses_with(lambda out: out.copy_(self._own.phi))
+        if before is not None and now is not None:
+            self._progress = max(0.0, bounded_mean(before - now)) or self._progress
+        return self._progress
+
+    def _losses(self, weights: torch.Tensor) -> torch.Tensor | None:
+        """The losses of the last sequences' tokens under these weights, [parameters] of the replica."""
+        passes = self._replica.passes
+        return passes.probes.losses(partial(passes.run_under, self._replica.named(weights)))
+
+    def _losses_with(self, write: Callable[..., torch.Tensor]) -> torch.Tensor | None:
+        """Those under the fast weights and, for what is averaged, what `write` puts in `out`; None without memory."""
         replica, passes = self._replica, self._replica.passes
-        fast = replica.named(replica.flat.values)
-        before = passes.probes.losses(partial(passes.run_under, fast))
-        if before is None:
-            return None
         is_free = not passes.has_run and not passes.is_spoiled
         try:
-            room = replica.flat.gradients if is_free else torch.empty_like(pull)
+            room = replica.flat.gradients if is_free else torch.empty_like(replica.phi)
             try:
-                tried = replica.named(torch.add(replica.flat.values, pull, out=room))
-                after = passes.probes.losses(partial(passes.run_under, tried))
+                write(out=room.copy_(replica.flat.values)[self._own.bounds])
+                return self._losses(room)
             finally:
                 if is_free:
                     room.zero_()
@@ -84,17 +104,6 @@ class Effect:
             if not is_out_of_memory(error):
                 raise
             return None
-        return None if after is None else bounded_mean(after - before)
-
-    @torch.no_grad()
-    def _undone(self) -> float:
-        """What it would change the loss by to undo the round, in nats per token; without progress, an earlier one."""
-        passes = self._replica.passes
-        fast, slow = (self._replica.named(w) for w in (self._replica.flat.values, self._replica.phi))
-        now, before = (passes.probes.losses(partial(passes.run_under, weights)) for weights in (fast, slow))
-        if before is not None and now is not None:
-            self._progress = max(0.0, bounded_mean(before - now)) or self._progress
-        return self._progress
 
     def kept(self, peer: PeerId, change: float) -> tuple[float, bool]:
         """The part of a pull with this change that counts, and whether it is an offence. Remembers it.

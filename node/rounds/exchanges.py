@@ -13,7 +13,8 @@ import torch
 from node.context import Context
 from node.links.links import AdaptiveDeadline
 from node.model.compute import Priority
-from node.model.replica import PIECE_PARAMETERS, PIECES_AT_ONCE, Replica
+from node.model.fragment import PIECE_PARAMETERS, PIECES_AT_ONCE, Fragment
+from node.model.replica import Replica
 from node.model.transfer import transfer_for
 from node.rounds.contribution import (
     LOSSLESS,
@@ -24,7 +25,7 @@ from node.rounds.contribution import (
     weights_of,
 )
 from node.rounds.kin import OtherShape, part_ways
-from node.rounds.meeting import Pair
+from node.rounds.meeting import Pair, fragment_named
 from node.rounds.nearness import Nearness
 from node.rounds.pair_exchange import PairExchange
 from node.rounds.unread import Reading, bits_of, read_piece_by_piece, unread_in
@@ -56,10 +57,11 @@ class Exchanges:
         self._context = context
         self._replica = replica
         self._deadline = AdaptiveDeadline(context.manifest.limits.gossip_deadline, LEAST_DEADLINE)
-        self._weights = weights_of(context.manifest.outer.overlap, replica.settings)
-        self._buffers = TensorPool(replica.parameters)
+        self._weights = weights_of(context.manifest.outer.overlap, replica.whole.settings)
+        self._buffers = TensorPool()
         self._transfer = transfer_for(replica.device)
-        self._nearness = Nearness(replica.parameters) if context.manifest.wire.gossip in BITS else None
+        self._is_near = context.manifest.wire.gossip in BITS
+        self._nearness: dict[Fragment, Nearness] = {}
         self._exchanges: dict[Pair, PairExchange] = {}
         self._averaged: deque[Pair] = deque(maxlen=REMEMBERED_PAIRS)
         self._ending: list[asyncio.Task[None]] = []
@@ -78,20 +80,26 @@ class Exchanges:
         """The exchange with this pair's partner; made when it is first asked for."""
         exchange = self._exchanges.get(pair)
         if exchange is None:
-            wire = self._context.manifest.wire
-            offer = OutgoingUpdate(
-                self._replica, self._weights, wire, self._transfer, self._nearness, pair.name
-            )
-            partners = IncomingUpdate(self._buffers, self._weights, self._replica.pieces)
-            exchange = self._exchanges[pair] = PairExchange(pair, offer, partners, self._context.supervisor)
+            context, replica = self._context, self._replica
+            own = replica.fragment_of(fragment_named(pair.name, len(replica.fragments)))
+            nearness, wire = self._nearness_of(own), context.manifest.wire
+            offer = OutgoingUpdate(own, self._weights, wire, self._transfer, nearness, pair.name)
+            partners = IncomingUpdate(self._buffers, self._weights, own)
+            exchange = self._exchanges[pair] = PairExchange(pair, own, offer, partners, context.supervisor)
         return exchange
+
+    def _nearness_of(self, own: Fragment) -> Nearness | None:
+        """How near replicas are in a fragment; None where the codec does not ask."""
+        if not self._is_near:
+            return None
+        return self._nearness.setdefault(own, Nearness(own.parameters))
 
     def begin(self, pair: Pair) -> None:
         """Begin the exchange of a pair agreed for the current round: φ, if it travels by itself, can go."""
         exchange = self.of(pair)
         if "phi" in self._weights and not exchange.is_over:
             exchange.send("phi", self._send(exchange, "phi"))
-        if self._nearness is not None and not exchange.is_over:
+        if self._is_near and not exchange.is_over:
             exchange.send("sample", self._send_sample(exchange))
 
     async def finish(self, exchange: PairExchange, partner_by: float) -> bool:
@@ -109,8 +117,8 @@ class Exchanges:
         try:
             async with asyncio.timeout(seconds):
                 await exchange.both_ways(self._make_sure_of(exchange))
-                if self._nearness is not None:
-                    await self._read(exchange, self._nearness)
+                if (nearness := self._nearness_of(exchange.own)) is not None:
+                    await self._read(exchange, nearness)
         except (NolocoError, TimeoutError) as failure:
             if isinstance(failure, TimeoutError | DeadlineExceeded):
                 self._deadline.note_missed()
@@ -147,8 +155,7 @@ class Exchanges:
 
     def end_all(self) -> None:
         """End all, as the weights are about to be replaced: from now on partners are refused, and go on alone."""
-        if self._nearness is not None:
-            self._nearness.forget()
+        self._nearness.clear()
         for exchange in self._exchanges.values():
             self._ending += exchange.end()
 
@@ -160,7 +167,7 @@ class Exchanges:
     async def _read(self, exchange: PairExchange, nearness: Nearness) -> None:
         """Read what came beside the own weights, and agree with the partner on what stays as it is."""
         reading: Reading = await self._context.compute.run(
-            Priority.OPTIMIZER, read_piece_by_piece, exchange.incoming, self._replica, exchange.pair.name
+            Priority.OPTIMIZER, read_piece_by_piece, exchange.incoming, exchange.own, exchange.pair.name
         )
         bits = encode(bits_of(reading.unread), "int32")
         exchange.bytes_sent += bits.nbytes
@@ -175,8 +182,8 @@ class Exchanges:
 
     async def _send(self, exchange: PairExchange, part: Part) -> None:
         """Send all pieces of a part, acknowledged. Raises what the sending of one raised."""
-        pieces = range(self._replica.pieces)
-        size = PIECES_AT_ONCE if self._replica.steps_at_once else PIECES_PER_JOB
+        pieces = range(exchange.own.pieces)
+        size = PIECES_AT_ONCE if exchange.own.steps_at_once else PIECES_PER_JOB
         jobs = (pieces[first : first + size] for first in range(0, len(pieces), size))
         await all_of(*(self._work_off(exchange, part, jobs) for _ in range(JOBS_IN_FLIGHT)))
 
@@ -213,7 +220,7 @@ class Exchanges:
         self, exchange: PairExchange, part: Part, index: int, tensors: list[Encoded]
     ) -> None:
         """Send pieces from `index` on; once more when the stream breaks: a repeated piece is harmless."""
-        offset, total = index * PIECE_PARAMETERS, self._replica.parameters
+        offset, total = index * PIECE_PARAMETERS, exchange.own.parameters
         message = Contribute(pair=exchange.pair.name, part=part, offset=offset, total=total)
         for is_last_try in (False, True):
             nbytes = sum(tensor.nbytes for tensor in tensors)
@@ -228,7 +235,7 @@ class Exchanges:
 
     async def _make_sure_of(self, exchange: PairExchange) -> NoReturn:
         """Ask again and again with an empty piece: raises when the partner has given the pair up, or is gone."""
-        total = self._replica.parameters
+        total = exchange.own.parameters
         message = Contribute(
             pair=exchange.pair.name, part=next(iter(self._weights)), offset=total, total=total
         )
@@ -269,7 +276,7 @@ class Exchanges:
         """
         if exchange.is_over:
             raise Refused("unknown-pair")
-        parameters = self._replica.parameters
+        parameters = exchange.own.parameters
         if message.offset == message.total == parameters and not tensors:
             return
         if message.part == "sample":
@@ -280,30 +287,29 @@ class Exchanges:
             raise OtherShape("a contribution does not have the size of this stage")
         if message.part not in self._weights:
             raise CodecError(f"contributions do not travel as {message.part} in this run")
-        with_sample = message.part == "z" and first == 0 and self._nearness is None
+        with_sample = message.part == "z" and first == 0 and not self._is_near
         pieces = {
             first + number: piece for number, piece in enumerate(tensors[:-1] if with_sample else tensors)
         }
-        self._require_shapes(pieces, tensors[-1] if with_sample and tensors else None)
+        _require_shapes(exchange.own, pieces, tensors[-1] if with_sample and tensors else None)
         for tensor in tensors:
-            if tensor.codec not in GOSSIP_CODECS or (tensor.codec in BITS and self._nearness is None):
+            if tensor.codec not in GOSSIP_CODECS or (tensor.codec in BITS and not self._is_near):
                 raise CodecError(f"contributions do not travel in {tensor.codec}")
             require_finite_values(tensor)
         for index, piece in pieces.items():
             if not exchange.incoming.has(message.part, index):
-                bounds = self._replica.piece_bounds(index)
+                bounds = exchange.own.piece_bounds(index)
                 exchange.incoming.add(message.part, index, bounds, piece)
                 if message.part == "phi":
-                    self._pick_sample(exchange, bounds, piece)
+                    _pick_sample(exchange, bounds, piece)
         if with_sample and exchange.phi_sample is None:
             exchange.phi_sample = as_read(tensors[-1]).to(torch.float32, copy=True)
         if exchange.incoming.is_complete:
             exchange.received.set()
 
     def _receive_sample(self, exchange: PairExchange, tensors: list[Encoded]) -> None:
-        parameters = self._replica.parameters
-        expected = (LOSSLESS, (-(-parameters // sample_stride(parameters)),))
-        if self._nearness is None or [(one.codec, one.shape) for one in tensors] != [expected]:
+        expected = (LOSSLESS, (_sampled_of(exchange.own),))
+        if not self._is_near or [(one.codec, one.shape) for one in tensors] != [expected]:
             raise OtherShape("a sample of the weights does not have the shape of this stage")
         exchange.phi_sample = require_finite(as_read(tensors[0])).clone()
 
@@ -312,31 +318,37 @@ class Exchanges:
 
         Raises `Refused` when the exchange is over, and `CodecError` for what does not have the stage's shape.
         """
-        if exchange.is_over or self._nearness is None:
+        if exchange.is_over or not self._is_near:
             raise Refused("unknown-pair")
-        unread = unread_in(tensors, self._replica.parameters)
+        unread = unread_in(tensors, exchange.own.parameters)
         if not exchange.unread_there.done():
             exchange.unread_there.set_result(unread)
 
-    def _require_shapes(self, pieces: Mapping[int, Encoded], sample: Encoded | None) -> None:
-        replica = self._replica
-        fits = pieces and all(
-            index < replica.pieces and piece.shape == replica.phi[replica.piece_bounds(index)].shape
-            for index, piece in pieces.items()
-        )
-        if sample is not None:
-            fits = fits and sample.shape == (-(-replica.parameters // sample_stride(replica.parameters)),)
-        if not fits:
-            raise OtherShape("a contribution does not have the shape of this stage")
 
-    def _pick_sample(self, exchange: PairExchange, bounds: slice, phi: Encoded) -> None:
-        """Every n-th entry of the partner's φ."""
-        stride = sample_stride(self._replica.parameters)
-        if exchange.phi_sample is None:
-            exchange.phi_sample = torch.empty(-(-self._replica.parameters // stride))
-        picked = as_read(phi)[-bounds.start % stride :: stride]
-        first = -(-bounds.start // stride)
-        exchange.phi_sample[first : first + len(picked)].copy_(picked)
+def _sampled_of(own: Fragment) -> int:
+    """The number of entries in the sample of φ."""
+    return -(-own.parameters // sample_stride(own.parameters))
+
+
+def _require_shapes(own: Fragment, pieces: Mapping[int, Encoded], sample: Encoded | None) -> None:
+    fits = pieces and all(
+        index < own.pieces and piece.shape == own.phi[own.piece_bounds(index)].shape
+        for index, piece in pieces.items()
+    )
+    if sample is not None:
+        fits = fits and sample.shape == (_sampled_of(own),)
+    if not fits:
+        raise OtherShape("a contribution does not have the shape of this stage")
+
+
+def _pick_sample(exchange: PairExchange, bounds: slice, phi: Encoded) -> None:
+    """Every n-th entry of the partner's φ."""
+    stride = sample_stride(exchange.own.parameters)
+    if exchange.phi_sample is None:
+        exchange.phi_sample = torch.empty(_sampled_of(exchange.own))
+    picked = as_read(phi)[-bounds.start % stride :: stride]
+    first = -(-bounds.start // stride)
+    exchange.phi_sample[first : first + len(picked)].copy_(picked)
 
 
 def _bundles(

@@ -6,7 +6,9 @@ All of that is at the end of the round; with `outer.overlap` "phi-early" φ has 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+from collections.abc import Iterable
 
 from node.context import Context
 from node.model.compute import Priority
@@ -15,6 +17,7 @@ from node.model.resources import named
 from node.rounds.averager import Averager, RoundResult
 from node.rounds.contribution import sampled
 from node.rounds.exchanges import Exchanges
+from node.rounds.gain import Gain
 from node.rounds.kin import Kin, OtherShape, part_ways
 from node.rounds.matchmaker import Matchmaker
 from node.rounds.meeting import Pair
@@ -23,7 +26,6 @@ from node.rounds.pull import Pull
 from node.rounds.round_statistics import MeetingSample, RoundStatistics
 from node.watch.trace import Track
 from protocol.errors import CodecError, OutOfMemory, Refused
-from protocol.ground import PeerId
 from protocol.messages import Done
 from protocol.messages.training import Contribute, Unread
 from protocol.rpc.rpc import Answer, Request, Rpc
@@ -34,11 +36,14 @@ class PairAverager(Averager):
 
     def __init__(self, context: Context, replica: Replica, rng: random.Random) -> None:
         super().__init__(context, replica)
-        self._statistics = RoundStatistics(context, replica)
+        self._gain = Gain(context.manifest.outer.gain)
+        self._statistics = {
+            own: RoundStatistics(context, replica, own) for own in (replica.whole, *replica.fragments)
+        }
         self.exchanges = Exchanges(context, replica)
         self._kin = Kin(context, replica)
         self.matchmaker = Matchmaker(
-            context, replica, rng, agreed=self.agreed, avoid=self._statistics.is_quarantined
+            context, replica, rng, agreed=self.agreed, avoid=self._statistics[replica.whole].is_quarantined
         )
 
     def _doing(self) -> str:
@@ -85,8 +90,8 @@ class PairAverager(Averager):
         pair = await self.matchmaker.conclude()
         exchange = None if pair is None else self.exchanges.of(pair)
         if exchange is None or exchange.is_over:
-            _, sample = await self._clip_and_step(None)
-            self._record(None, sample)
+            await self._clip_and_step(None)
+            self._record(None, None)
             return RoundResult(search_seconds=self.matchmaker.search_seconds)
         with self._context.trace.span(
             Track.ROUND_END, "wait for the partner", partner=exchange.pair.partner[-8:]
@@ -94,7 +99,7 @@ class PairAverager(Averager):
             averaged = await self.exchanges.finish(exchange, self.matchmaker.partner_by)
         averaged, sample = await self._clip_and_step(exchange if averaged else None)
         partner = exchange.pair.partner if averaged else None
-        self._record(partner, sample)
+        self._record(exchange if averaged else None, sample)
         self.exchanges.forget(exchange, averaged)
         return RoundResult(partner, exchange.bytes_sent, self.matchmaker.search_seconds)
 
@@ -115,19 +120,31 @@ class PairAverager(Averager):
         if exchange is None:
             replica.finish_round_alone()
             return None
-        pull = Pull(exchange.outgoing, exchange.incoming, replica, exchange.unread)
-        phi = sampled(replica.phi).clone()
-        progress = sampled(replica.flat.values) - phi
-        settings = replica.settings
-        finding = self._statistics.defend(exchange.pair.partner, pull)
+        own, statistics = exchange.own, self._statistics[exchange.own]
+        pull = Pull(exchange.outgoing, exchange.incoming, own, exchange.unread)
+        phi = sampled(own.phi).clone()
+        progress = sampled(own.theta) - phi
+        settings = own.settings
+        finding = statistics.defend(exchange.pair.partner, pull)
         if finding is not None and finding.offence is not None:  # little or nothing of the pull is left
-            replica.lengthen(1.0)
-        replica.finish_round_with(pull.piece, pull.whole)
-        return self._statistics.seen(settings, pull.sample, phi, progress, exchange.phi_sample, finding)
+            own.lengthen(1.0)
+        replica.finish_round_with(pull.piece, pull.whole, own)
+        return statistics.seen(settings, pull.sample, phi, progress, exchange.phi_sample, finding)
 
-    def _record(self, partner: PeerId | None, sample: MeetingSample | None) -> None:
-        context = self._context
-        self._statistics.round_ended(partner, sample)
+    def _record(self, exchange: PairExchange | None, sample: MeetingSample | None) -> None:
+        """Learn from a round with a partner; `exchange` is None for one alone, which is of all fragments."""
+        context, replica = self._context, self._replica
+        partner = exchange.pair.partner if exchange is not None else None
+        for own in [exchange.own] if exchange is not None else replica.fragments:
+            self._statistics[own].round_ended(partner, sample)
+        is_honest = sample is None or sample.finding is None or sample.finding.offence is None
+        if partner is not None and sample is not None and is_honest:
+            self._gain.met(partner, sample.shared)
+        replicas = round(context.view.replicas(context.stage, context.transport.now()))
+        replica.lengthen(self._gain.factor(replicas))
+        of_all = [(self._statistics[own], own.parameters) for own in replica.fragments]
+        context.counters.spread = _over_all((one.spread, size) for one, size in of_all)
+        context.counters.expected_spread = _over_all((one.expected_spread, size) for one, size in of_all)
         context.counters.partner = partner or ""
         if partner is not None:
             context.view.trust(partner)
@@ -154,7 +171,7 @@ class PairAverager(Averager):
                 part_ways(self._context, request.peer)
                 raise
             except CodecError:
-                self._statistics.refused(request.peer)
+                self._statistics[self._replica.whole].refused(request.peer)
                 raise
             except (MemoryError, RuntimeError) as error:
                 raise named(error) from None
@@ -168,7 +185,7 @@ class PairAverager(Averager):
             try:
                 self.exchanges.receive_unread(self.exchanges.of(pair), request.encoded())
             except CodecError:
-                self._statistics.refused(request.peer)
+                self._statistics[self._replica.whole].refused(request.peer)
                 raise
         return Answer(Done())
 
@@ -215,3 +232,11 @@ class PairAverager(Averager):
         self.exchanges.end_all()
         await self.exchanges.still()
         await self.matchmaker.let_go()
+
+
+def _over_all(spreads: Iterable[tuple[float | None, int]]) -> float | None:
+    """The spread over fragments of these spreads and sizes, as far as they are known."""
+    known = [(spread, size) for spread, size in spreads if spread is not None]
+    if not known:
+        return None
+    return math.sqrt(sum(spread**2 * size for spread, size in known) / sum(size for _, size in known))

@@ -83,7 +83,9 @@ class Matchmaker:
         self._avoid = avoid
         self._handshake = Handshake(context.rpc)
         outer = context.manifest.outer
-        self._search = PartnerSearch(context.me, outer.inner_steps, outer.window, rng, self._now())
+        self._search = PartnerSearch(
+            context.me, outer.inner_steps, outer.window, rng, self._now(), len(replica.fragments)
+        )
         self._timer: asyncio.Task[None] | None = None
         self._last_search_ended = asyncio.Event()
         self._tasks = context.supervisor.group()

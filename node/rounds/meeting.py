@@ -8,8 +8,10 @@ of its own the two meet; the other, with more ends of steps to choose from, foll
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from zlib import crc32
 
 from protocol.ground import PeerId
 
@@ -105,6 +107,35 @@ class Bounds:
 class Pair:
     partner: PeerId
     name: str  # of this exchange, known to both
+
+
+def fragment_named(name: str, fragments: int) -> int | None:
+    """Which of so many fragments a pair of this name averages; None is all of them."""
+    index = crc32(name.encode()) % (fragments + 1)
+    return None if fragments == 1 or index == fragments else index
+
+
+class FragmentOrder:
+    """The order in which a replica averages its fragments: the one whose turn was longest ago is the next."""
+
+    def __init__(self, fragments: int) -> None:
+        self._fragments = fragments
+        self._order = list(range(fragments))
+
+    def averaged(self, name: str) -> None:
+        """Note that a round with a pair of this name was agreed on."""
+        index = fragment_named(name, self._fragments)
+        if index is not None:
+            self._order.remove(index)
+            self._order.append(index)
+
+    def name(self, rng: random.Random, *, is_of_all: bool) -> str:
+        """The name of a new pair, which is to average the next fragment, or all of them."""
+        wanted = None if is_of_all or self._fragments == 1 else self._order[0]
+        while True:
+            name = f"{rng.getrandbits(128):032x}"
+            if fragment_named(name, self._fragments) == wanted:
+                return name
 
 
 @dataclass

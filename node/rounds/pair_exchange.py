@@ -8,6 +8,7 @@ from typing import Literal, NoReturn
 
 import torch
 
+from node.model.fragment import Fragment
 from node.rounds.contribution import IncomingUpdate, OutgoingUpdate
 from node.rounds.meeting import Pair
 from protocol.messages.training import Part
@@ -18,10 +19,16 @@ class PairExchange:
     """The exchange with one partner in one round: both contributions, and the tasks that send the own one."""
 
     def __init__(
-        self, pair: Pair, outgoing: OutgoingUpdate, incoming: IncomingUpdate, tasks: Supervisor
+        self,
+        pair: Pair,
+        own: Fragment,
+        outgoing: OutgoingUpdate,
+        incoming: IncomingUpdate,
+        tasks: Supervisor,
     ) -> None:
         self._tasks = tasks
         self.pair = pair
+        self.own = own  # what of this replica is averaged
         self.outgoing = outgoing
         self.incoming = incoming
         self.phi_sample: torch.Tensor | None = None  # the partner's

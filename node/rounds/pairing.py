@@ -32,6 +32,7 @@ from node.rounds.meeting import (
     LONGEST,
     Agreement,
     Bounds,
+    FragmentOrder,
     Meeting,
     Pair,
     Proposal,
@@ -65,8 +66,11 @@ SLOTS = tuple(Slot)
 class Pairing:
     """The state machine of pairing: proposals in, proposals out, and the agreements that result."""
 
-    def __init__(self, me: PeerId, inner_steps: int, window: float, rng: random.Random) -> None:
+    def __init__(
+        self, me: PeerId, inner_steps: int, window: float, rng: random.Random, fragments: int = 1
+    ) -> None:
         self.me = me
+        self._order = FragmentOrder(fragments)
         self._window = window
         self._rng = rng
         # whoever measures these may say so, in seconds:
@@ -92,6 +96,8 @@ class Pairing:
 
     def begin_round(self, inner_steps: int) -> None:
         """Begin the next round with what was agreed on for it."""
+        if self.current is not None:
+            self._order.averaged(self.current.pair.name)
         self._was_alone = self.current is None
         self._last = self.current.pair.partner if self.current is not None else None
         self.bounds = Bounds.of(inner_steps, self._window)
@@ -162,7 +168,8 @@ class Pairing:
         slot, chosen = (Slot.CURRENT, now) if later is None else (Slot.NEXT, later)
         if chosen is None:
             return None
-        pair = Pair(chosen, f"{self._rng.getrandbits(128):032x}")
+        # who trains no more has time for all of it
+        pair = Pair(chosen, self._order.name(self._rng, is_of_all=self.at_once))
         self._asking[pair] = self._sought = slot
         self._search[slot].asked.add(chosen)
         return Proposal(pair, self._meeting(slot, here), here.now)

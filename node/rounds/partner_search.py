@@ -75,9 +75,18 @@ class Phase(Enum):
 class PartnerSearch:
     """Finds the partner of each round and agrees with it when the round ends."""
 
-    def __init__(self, me: PeerId, inner_steps: int, window: float, rng: random.Random, now: float) -> None:
+    def __init__(
+        self,
+        me: PeerId,
+        inner_steps: int,
+        window: float,
+        rng: random.Random,
+        now: float,
+        fragments: int = 1,
+    ) -> None:
+        """`fragments` is how many a replica has, each round being of one of them."""
         self._rng = rng
-        self.pairing = Pairing(me, inner_steps, window, rng)
+        self.pairing = Pairing(me, inner_steps, window, rng, fragments)
         self.accepting = True
         self.closed_with: set[PeerId] = set()  # partners that had finished, of rounds after the last step
         self.search_seconds: float | None = None  # of this round: from the first proposal to the yes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from node.model.replica import PIECE_PARAMETERS, Replica
+from node.model.fragment import PIECE_PARAMETERS, Fragment
 from node.rounds.contribution import IncomingUpdate, OutgoingUpdate, blocks_in, sample_stride, sampled
 from protocol.codecs.kernels import BLOCK
 
@@ -18,20 +18,20 @@ class Pull:
         self,
         offer: OutgoingUpdate,
         partners: IncomingUpdate,
-        replica: Replica,
+        own: Fragment,
         left: torch.Tensor | None = None,
     ) -> None:
         """`left` says of each block, bool [blocks], whether nothing is pulled there."""
         self._left = left
         self._offer = offer
         self._partners = partners
-        self._replica = replica
-        self._device = replica.device
+        self._own = own
+        self._device = own.device
         self._room = torch.empty(PIECE_PARAMETERS)
         self._values: torch.Tensor | None = None
         self._stride = sample_stride(partners.total.numel())
         # every n-th value of the pull, filled in as pieces are made
-        self.sample = torch.empty_like(sampled(partners.total), device=replica.device)
+        self.sample = torch.empty_like(sampled(partners.total), device=own.device)
 
     @torch.no_grad()
     def piece(self, index: int, bounds: slice) -> torch.Tensor:
@@ -51,7 +51,7 @@ class Pull:
         """
         if self._values is None:
             total = self._partners.total
-            if self._replica.steps_at_once:
+            if self._own.steps_at_once:
                 self._values = self._whole_there(total)
             else:
                 for index, bounds in self._offer.pieces():
@@ -74,8 +74,8 @@ class Pull:
             self._offer.add_with_losses(index, total[bounds], -0.5)
         for bounds in large:
             values[bounds].add_(room[: len(total[bounds])].copy_(total[bounds]))
-        for indices in self._replica.in_groups(range(self._replica.pieces)):
-            self._offer.add_near(indices, values[self._replica.bounds_of(indices)], -0.5)
+        for indices in self._own.in_groups(range(self._own.pieces)):
+            self._offer.add_near(indices, values[self._own.bounds_of(indices)], -0.5)
         self._leave(values, slice(0, len(values)))
         self.sample.copy_(sampled(values))
         return values

@@ -27,11 +27,12 @@ import numpy as np
 import torch
 
 from node.context import Context
+from node.model.fragment import Fragment
 from node.model.outer import Matrix, OuterSettings, covariance_recursion, stationary_covariance
 from node.model.replica import Replica
 from node.rounds.defence import Defence, Examination, blocks_of
 from node.rounds.effect import Effect
-from node.rounds.gain import Gain, cosine
+from node.rounds.gain import cosine
 from node.rounds.pull import Pull
 from protocol.ground import PeerId
 
@@ -51,21 +52,24 @@ class MeetingSample:
 
 
 class RoundStatistics:
-    """Estimates and predicts the spread of replicas, and applies the defence to each exchange."""
+    """Estimates and predicts the spread of replicas in a fragment, and applies the defence to each exchange of it."""
 
-    def __init__(self, context: Context, replica: Replica) -> None:
+    def __init__(self, context: Context, replica: Replica, own: Fragment) -> None:
         outer = context.manifest.outer
         self._context = context
         self._elapsed = asyncio.get_running_loop().time  # quarantines outlast a wall clock that is set right
         self._replica = replica
+        self._own = own
         # the last variances over replicas, as a pair showed them and as they were expected
         self._variances: deque[tuple[float, float]] = deque(maxlen=DISTANCES)
         self._model = SpreadModel()
-        self._gain = Gain(outer.gain)
         self._is_settled = False
-        blocks = blocks_of(replica.flat.slices)
-        self._effect = Effect(replica)
-        self._defence = Defence(blocks, outer.clip, context.view.ledger) if outer.clip else None
+        self._effect = Effect(replica, own)
+        self._defence: Defence | None = None
+        if outer.clip:
+            self._defence = Defence(blocks_of(own.slices, own.bounds), outer.clip, context.view.ledger)
+        self.spread: float | None = None  # of the replicas of this stage, from pair distances
+        self.expected_spread: float | None = None  # what the theory says it should be
 
     def defend(self, peer: PeerId, pull: Pull) -> Examination | None:
         """Let the defence, if there is one, clip what the partner would pull; on the compute thread."""
@@ -87,7 +91,7 @@ class RoundStatistics:
 
     def _own_progress(self, bounds: slice) -> torch.Tensor:
         """z − γφ over `bounds`: β·Δ, weighted as it counts."""
-        return self._replica.offered_progress(bounds).mul_(self._replica.settings.beta)
+        return self._own.offered_progress(bounds).mul_(self._own.settings.beta)
 
     def seen(
         self,
@@ -110,23 +114,19 @@ class RoundStatistics:
         return MeetingSample(float(apart.square().mean()), float(between.square().mean()), shared, finding)
 
     def round_ended(self, peer: PeerId | None, seen: MeetingSample | None) -> None:
-        """Publish what follows; `peer` is the partner, None in a round alone."""
-        context, counters = self._context, self._context.counters
+        """Estimate the spread; `peer` is the partner, None in a round alone."""
+        context = self._context
         replicas = round(context.view.replicas(context.stage, context.transport.now()))
         if not self._model.is_fed and self._replica.round > SETTLED_ROUND:
             self._is_settled = True
         difference, before = seen.squared_difference if seen is not None else None, self._model.variance
-        counters.expected_spread = self._model.round_ended(
-            self._replica.settings, replicas, difference, self._is_settled
+        self.expected_spread = self._model.round_ended(
+            self._own.settings, replicas, difference, self._is_settled
         )
         if seen is not None:
             measured = variance_from_distance(seen.squared_distance, max(2, replicas))
             self._variances.append((measured, before))
-            is_honest = seen.finding is None or seen.finding.offence is None
-            if peer is not None and is_honest:
-                self._gain.met(peer, seen.shared)
-        self._replica.lengthen(self._gain.factor(replicas))
-        counters.spread = spread_from_variances(self._variances, self._model.variance)
+        self.spread = spread_from_variances(self._variances, self._model.variance)
         if seen is not None and peer is not None and seen.finding is not None:
             self._tell(peer, seen.finding)
 

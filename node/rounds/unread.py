@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from node.model.replica import Replica
+from node.model.fragment import Fragment
 from node.rounds.contribution import IncomingUpdate
 from protocol.codecs.codec import Encoded, as_read
 from protocol.codecs.kernels import BLOCK
@@ -25,7 +25,7 @@ class Reading:
 
 
 @torch.no_grad()
-def read_piece_by_piece(partners: IncomingUpdate, own: Replica, pair: str) -> Reading:
+def read_piece_by_piece(partners: IncomingUpdate, own: Fragment, pair: str) -> Reading:
     """Read all of the partner's z, which must be there; on the compute thread, while the own z is what was sent."""
     pieces = [
         found

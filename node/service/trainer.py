@@ -303,6 +303,8 @@ class Trainer:
                 await self._found_last_partner(LAST_ROUND_SECONDS)
                 await self._rounds.finish()
             await self._close()
+            # what no closing round has averaged
+            await self._context.compute.run(Priority.OPTIMIZER, self._replica.settle)
         await self._rounds.retire()
 
     async def _close(self) -> None:

@@ -15,7 +15,8 @@ import torch
 
 from node.membership.membership import Membership
 from node.membership.past import ASKED, Past, Remembered, asked_peers
-from node.model.replica import PIECE_PARAMETERS, digest_of
+from node.model.fragment import PIECE_PARAMETERS
+from node.model.replica import digest_of
 from node.state.download import State, WantedState
 from node.state.transfer import PIECE_DEADLINE, piece_count, require_undamaged, within_piece
 from node.state.witnesses import are_possible

@@ -13,7 +13,7 @@ import torch
 
 from node.membership.discovery import read_stage
 from node.membership.view import Member, View
-from node.model.replica import PIECE_PARAMETERS
+from node.model.fragment import PIECE_PARAMETERS
 from node.model.stage import parameter_count
 from node.state.download import State, WantedState, download_state
 from node.state.transfer import DonorProgress

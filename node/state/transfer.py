@@ -24,7 +24,8 @@ from statistics import median_high, median_low
 import torch
 
 from node.model.compute import Compute, Priority
-from node.model.replica import PIECE_PARAMETERS, Replica, digest_of
+from node.model.fragment import PIECE_PARAMETERS
+from node.model.replica import Replica, digest_of
 from node.state.witnesses import sample_of
 from protocol.codecs.codec import encode
 from protocol.errors import CodecError, JoinError, NolocoError, Refused, later

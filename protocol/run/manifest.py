@@ -126,6 +126,9 @@ class Inner(Section):
         return self
 
 
+MOST_FRAGMENTS = 64
+
+
 class Outer(Section):
     """NoLoCo's outer step (arXiv 2506.10911): momentum α, progress gain β, pull γ, every k inner steps.
 
@@ -146,6 +149,9 @@ class Outer(Section):
     # How much of what averaging takes from the length of Δ each replica gives back, from 0, nothing, to 1: see
     # `node.rounds.gain`. Not written down in a manifest without it, so that earlier versions read that.
     gain: Annotated[float, Field(ge=0, le=1, exclude_if=lambda returned: returned == 0)] = 0.0
+    # Into how many fragments the parameters of a stage are cut; each round averages one of them, see
+    # `node.model.fragment`. Not written down in a manifest where it is 1, so that earlier versions read that.
+    fragments: Annotated[int, Field(ge=1, le=MOST_FRAGMENTS, exclude_if=lambda count: count == 1)] = 1
     # "none": z goes at the end of the round. "phi-early": φ goes during the inner steps, once the pair is agreed,
     # and only Δ at the end.
     overlap: Literal["none", "phi-early"] = "none"
@@ -172,6 +178,11 @@ class Outer(Section):
     def _stable(self) -> Self:
         if self.gain and not (self.method == "noloco" and self.overlap == "none"):
             raise ValueError('outer.gain needs outer.method = "noloco" and outer.overlap = "none"')
+        if self.fragments > 1 and not (self.sends_whole_weights and self.coefficients[0] == 0):
+            raise ValueError(
+                "outer.fragments needs averaging in pairs (outer.method noloco or average), outer.alpha = 0 and "
+                'outer.overlap = "none"'
+            )
         if self.method == "noloco":
             bound, why = gamma_bound(self.alpha), f"with pairs and alpha {self.alpha:g}"
             formula = "2(1 - alpha^2)"

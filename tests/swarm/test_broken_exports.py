@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import bootstrap.export.fetching
-import node.model.replica
+import node.model.fragment
 import node.state.transfer
 from bootstrap.export.checkpoint import weights_of
 from bootstrap.export.exporting import export
@@ -43,7 +43,7 @@ from tests.unit.tokenizers_made_here import bpe
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages of a dozen pieces, as large ones have."""
-    for module in (node.model.replica, node.state.transfer, bootstrap.export.fetching):
+    for module in (node.model.fragment, node.state.transfer, bootstrap.export.fetching):
         monkeypatch.setattr(module, "PIECE_PARAMETERS", 600)
     monkeypatch.setattr(bootstrap.export.fetching, "PIECE_BYTES", 2400)
 

@@ -28,7 +28,7 @@ MANIFEST = micro_manifest(stages=1)
 
 @pytest.fixture(autouse=True)
 def many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("model.replica", "state.transfer"):
+    for module in ("model.fragment", "state.transfer"):
         monkeypatch.setattr(f"node.{module}.PIECE_PARAMETERS", PIECE)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
-from node.model.replica import Pieces, Replica
+from node.model.replica import Replica
 from node.watch.events import Events, JsonLines
 from protocol.errors import NodeFailed
 from tests.swarm.micro import (
@@ -122,8 +121,8 @@ class NeverFinite(Replica):
         super().finish_round_alone()
         self.delta[0] = torch.nan
 
-    def finish_round_with(self, pull: Pieces, whole: Callable[[], torch.Tensor] | None = None) -> None:
-        super().finish_round_with(pull, whole)
+    def finish_round_with(self, *given: Any) -> None:
+        super().finish_round_with(*given)
         self.delta[0] = torch.nan
 
 

@@ -60,7 +60,7 @@ def test_a_joiner_whose_donors_die_in_the_middle_starts_from_whole_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Half a download must not be mixed with the weights that the replica had."""
-    for module in ("model.replica", "state.transfer", "rounds.exchanges"):
+    for module in ("model.fragment", "state.transfer", "rounds.exchanges"):
         monkeypatch.setattr(f"node.{module}.PIECE_PARAMETERS", 512)
     slow = Link(latency=0.01, bandwidth=20_000.0)
 

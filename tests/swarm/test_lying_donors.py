@@ -43,7 +43,7 @@ Lie = Callable[[int, Piece], Piece]
 
 @pytest.fixture(autouse=True)
 def many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("model.replica", "state.transfer", "rounds.exchanges", "rounds.pull"):
+    for module in ("model.fragment", "state.transfer", "rounds.exchanges", "rounds.pull"):
         monkeypatch.setattr(f"node.{module}.PIECE_PARAMETERS", 256)
     monkeypatch.setattr("bootstrap.export.fetching.PIECE_PARAMETERS", 256)
     monkeypatch.setattr("bootstrap.export.fetching.PIECE_BYTES", 4 * 256)

@@ -317,12 +317,12 @@ def test_an_outer_step_that_runs_out_counts_the_own_progress_alone() -> None:
 def test_a_partners_contribution_that_there_is_no_memory_for_is_refused_as_such() -> None:
     calls = at_calls(0)
 
-    def take(pool: TensorPool) -> torch.Tensor:
+    def take(pool: TensorPool, parameters: int) -> torch.Tensor:
         if calls():
             raise RuntimeError(
                 "[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory"
             )
-        return torch.empty(pool.parameters)
+        return torch.empty(parameters)
 
     async def main() -> None:
         swarm = await swarm_with(1, lambda _: None)
@@ -339,7 +339,7 @@ def test_an_exchange_that_runs_out_ends_its_round_alone() -> None:
     for overlap in ("none", "phi-early"):
 
         def shorten(replica: Replica) -> None:
-            runs_out(replica, "offered_phi", at_calls(0, 1, 2))
+            runs_out(replica.whole, "offered_phi", at_calls(0, 1, 2))
 
         async def main(overlap: str = overlap) -> None:
             swarm = await swarm_with(1, shorten, outer__overlap=overlap)

@@ -59,7 +59,7 @@ async def watched(speeds: list[float], **settings: object) -> list[Seen]:
 
 @pytest.fixture
 def many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("model.replica", "state.transfer", "rounds.exchanges"):
+    for module in ("model.fragment", "state.transfer", "rounds.exchanges"):
         monkeypatch.setattr(f"node.{module}.PIECE_PARAMETERS", 1_024)
 
 

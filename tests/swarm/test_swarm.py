@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
-from node.model.replica import Pieces, Replica
+from node.model.fragment import Pieces
+from node.model.replica import Replica
 from node.process.daemon import Node
 from node.rounds.gossip import PairAverager
 from node.rounds.meeting import Pair

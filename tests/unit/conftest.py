@@ -10,5 +10,5 @@ from tests.unit.two_ends import PIECE
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """State in so many pieces that a micro model has several."""
-    for module in ("model.replica", "rounds.exchanges"):
+    for module in ("model.fragment", "rounds.exchanges"):
         monkeypatch.setattr(f"node.{module}.PIECE_PARAMETERS", PIECE)

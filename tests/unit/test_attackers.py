@@ -10,7 +10,8 @@ from poisoning.poisoned_stage import PoisonedStage, PoisonSetting, gradients_of,
 
 from bootstrap.lab.simulation.attackers import KINDS, Attack, Attacker, Kind
 from bootstrap.lab.simulation.learning import text_of
-from node.model.replica import EVERYTHING, Replica
+from node.model.fragment import EVERYTHING
+from node.model.replica import Replica
 from node.rounds.defence import blocks_of
 from tests.swarm.micro import micro_batch, micro_manifest
 
@@ -50,9 +51,9 @@ def test_a_naive_attacker_sends_its_strength_in_lengths_of_its_own_progress(kind
 def test_a_tuned_attacker_stays_just_inside_the_radius_of_every_block(kind: Kind) -> None:
     honest = honest_replicas()
     made = attacker(Attack(kind, clip=1.5), honest)
-    contributions = torch.stack([replica.contribution() for replica in honest])
-    sent, centre = made.contribution(), contributions.mean(0)
-    for block in blocks_of(made.flat.slices):
+    contributions = torch.stack([replica.whole.contribution() for replica in honest])
+    sent, centre = made.whole.contribution(), contributions.mean(0)
+    for block in blocks_of(made.flat.slices, made.whole.bounds):
         variance = float((contributions[:, block] - centre[block]).square().sum(1).mean())
         pair = (2 * variance) ** 0.5
         to_victims = (float((sent[block] - centre[block]).square().sum()) + variance) ** 0.5
@@ -64,7 +65,7 @@ def test_colluders_send_one_direction_and_noise_is_everyones_own() -> None:
 
     def told(kind: Kind) -> list[torch.Tensor]:
         attackers = [attacker(Attack(kind, clip=1.5), honest, number) for number in range(2)]
-        return [each.contribution() - each.settings.gamma * each.phi for each in attackers]
+        return [each.whole.contribution() - each.whole.settings.gamma * each.phi for each in attackers]
 
     alike = partial(torch.nn.functional.cosine_similarity, dim=0)
     assert alike(*told("collusion")) > 0.99
@@ -74,8 +75,8 @@ def test_colluders_send_one_direction_and_noise_is_everyones_own() -> None:
 def test_an_attacker_goes_on_from_the_honest_mean() -> None:
     honest = honest_replicas()
     made = attacker(Attack("noise", strength=1e6), honest)
-    poison = made.contribution()
-    assert torch.equal(poison, made.contribution())  # the same for every piece of a round
+    poison = made.whole.contribution()
+    assert torch.equal(poison, made.whole.contribution())  # the same for every piece of a round
     made.finish_round_alone()
     assert torch.equal(made.phi, torch.stack([replica.phi for replica in honest]).mean(0))
     assert torch.equal(made.flat.values, made.phi)

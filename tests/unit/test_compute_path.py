@@ -266,7 +266,7 @@ def test_nothing_of_the_padding_or_the_casts_leaves_the_stage(bf16: Replica) -> 
         assert torch.equal(same, tensor)
     pieces = [digest_of(replica.read_piece(0, moments=True)) for replica in (plain, bf16)]
     assert pieces[0] == pieces[1]
-    assert torch.equal(bf16.contribution(), plain.contribution())
+    assert torch.equal(bf16.whole.contribution(), plain.whole.contribution())
     logits = [replica.passes.evaluate(batch(plain.manifest)[0]) for replica in (plain, bf16)]
     assert logits[1].shape[-1] == VOCABULARY
     assert torch.equal(*logits)

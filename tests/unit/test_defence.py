@@ -299,8 +299,15 @@ def test_chunks_give_what_the_whole_gives(
 
 def test_each_matrix_is_a_block_and_all_vectors_are_one() -> None:
     slices = layout({"a": (3, 4), "norm": (4,), "b": (2, 2), "last": (5,)})
-    assert blocks_of(slices) == [slice(0, 12), slice(12, 16), slice(16, 25)]
-    assert blocks_of(layout({"a": (3, 4)})) == [slice(0, 12)]
+    assert blocks_of(slices, slice(0, 25)) == [slice(0, 12), slice(12, 16), slice(16, 25)]
+    assert blocks_of(layout({"a": (3, 4)}), slice(0, 12)) == [slice(0, 12)]
+
+
+def test_a_fragment_has_blocks_of_its_own_of_what_it_cuts() -> None:
+    slices = layout({"a": (3, 4), "norm": (4,), "b": (2, 2), "last": (5,)})
+    assert blocks_of(slices, slice(0, 14)) == [slice(0, 12), slice(12, 14)]
+    assert blocks_of(slices, slice(14, 18)) == [slice(0, 2), slice(2, 4)]
+    assert blocks_of(slices, slice(18, 25)) == [slice(0, 7)]
 
 
 # --- quarantine ---------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ class Trained:
         self.work = [
             StageWork(MANIFEST, replica.passes, transfer_for(replica.device)) for replica in self.replicas
         ]
-        self.effect = Effect(self.replicas[stage])
+        self.effect = Effect(self.replicas[stage], self.replicas[stage].whole)
         self.replica = self.replicas[stage]
         for step in range(STEPS):
             self.step(step)
@@ -161,7 +161,7 @@ def test_a_minority_of_liars_does_not_move_what_is_usual() -> None:
 
 def test_without_anything_trained_nothing_is_tried() -> None:
     replica = Replica(MANIFEST, 1)
-    assert Effect(replica).change(torch.zeros(replica.parameters)) is None
+    assert Effect(replica, replica.whole).change(torch.zeros(replica.parameters)) is None
 
 
 def test_sequences_go_through_a_small_model_together_and_through_a_large_one_by_themselves(

@@ -31,7 +31,7 @@ def test_the_pairs_mean_of_phi_moves_as_the_formula_says(overlap: str, gossip: s
 
     async def main() -> None:
         a, b = await two_ends(outer__overlap=overlap, wire__gossip=gossip, wire__progress=progress)
-        settings, apart = a.replica.settings, (a.replica.phi - b.replica.phi).norm()
+        settings, apart = a.replica.whole.settings, (a.replica.phi - b.replica.phi).norm()
         for number in range(4):
             phi, delta = mean_phi(a, b), mean_delta(a, b)
             moved = await whole_round(a, b, number)
@@ -51,7 +51,7 @@ class AtOnce(Replica):
 
     def __init__(self, manifest: Manifest, stage: int) -> None:
         super().__init__(manifest, stage)
-        self.steps_at_once = True
+        self.whole.steps_at_once = True
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)

@@ -59,7 +59,7 @@ def test_the_pairs_mean_of_phi_moves_as_the_formula_says(codec: str) -> None:
 
     async def main() -> None:
         a, b = await near_ends(codec)
-        settings, apart = a.replica.settings, (a.replica.phi - b.replica.phi).norm()
+        settings, apart = a.replica.whole.settings, (a.replica.phi - b.replica.phi).norm()
         for number in range(6):
             phi, delta = mean_phi(a, b), mean_delta(a, b)
             moved = await whole_round(a, b, number)
@@ -146,7 +146,7 @@ def test_a_block_that_one_replica_alone_has_moved_is_read_all_the_same() -> None
         a.replica.flat.values[:BLOCK].add_(torch.linspace(-3, 3, BLOCK))
         before = (a.replica.phi - b.replica.phi)[:BLOCK].norm()
         await whole_round(a, b, 3)
-        assert a.pulls[-1][:BLOCK].norm() > 0.5 * a.replica.settings.beta * before
+        assert a.pulls[-1][:BLOCK].norm() > 0.5 * a.replica.whole.settings.beta * before
         assert torch.allclose(a.pulls[-1], -b.pulls[-1], atol=1e-5)
         await asyncio.gather(a.close(), b.close())
 

@@ -16,7 +16,7 @@ import torch
 from bootstrap.export.checkpoint import write_shards
 from bootstrap.export.fetching import PIECE_BYTES, Donor, Source, StageFile
 from bootstrap.export.folder import PARTIAL, require_free
-from node.model.replica import PIECE_PARAMETERS
+from node.model.fragment import PIECE_PARAMETERS
 from node.model.stage import parameter_count
 from protocol.errors import StateError
 from protocol.ground import PeerId

@@ -96,7 +96,7 @@ def test_a_replica_makes_its_own_progress_longer_and_nothing_else() -> None:
     before = replica.phi.clone()
     replica.flat.values.add_(1.0)
     replica.lengthen(1.5)
-    assert torch.allclose(replica.contribution() - before, torch.full_like(before, 1.5), atol=1e-5)
+    assert torch.allclose(replica.whole.contribution() - before, torch.full_like(before, 1.5), atol=1e-5)
     replica.finish_round_alone()
     assert torch.allclose(replica.phi - before, torch.ones_like(before), atol=1e-5)
 
@@ -135,7 +135,7 @@ def test_where_a_partners_pull_does_not_count_the_own_step_is_no_longer_than_it_
         assert torch.allclose(a.replica.phi, phi + moved[0], atol=1e-6)
         for number in range(1, LEAST_MEETINGS + 1):
             await whole_round(a, b, number)
-        assert a.replica.settings.beta == 1.0
+        assert a.replica.whole.settings.beta == 1.0
         await asyncio.gather(a.close(), b.close())
 
     monkeypatch.setattr(RoundStatistics, "defend", opposed)

@@ -32,7 +32,7 @@ from bootstrap.generation.exported import tokenizer_in
 from bootstrap.generation.swarm_answer import Sampler, left_in
 from bootstrap.generation.writing import TextStream
 from node.data.tokenizer import identity_of
-from node.model.replica import PIECE_PARAMETERS
+from node.model.fragment import PIECE_PARAMETERS
 from node.model.stage import parameter_count
 from protocol.errors import DataError, TokenizerError, UserError
 from protocol.ground import PeerId

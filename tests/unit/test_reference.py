@@ -94,7 +94,7 @@ def test_two_rounds_of_a_pair_are_the_daemons(reference: ModuleType) -> None:
         if (step + 1) % STEPS == 0:
             for stage, pair in enumerate(replicas):
                 reference.outer_step(thetas[stage], phis[stage], deltas[stage])
-                mean_z = (pair[0].contribution() + pair[1].contribution()) / 2
+                mean_z = (pair[0].whole.contribution() + pair[1].whole.contribution()) / 2
                 for replica, own in enumerate(pair):
                     own.finish_round(mean_z)
                     assert difference(phis[stage][replica], own, own.phi) < LEAST_DIFFERENCE

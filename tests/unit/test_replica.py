@@ -175,7 +175,7 @@ def test_a_pair_with_the_same_mean_comes_nearer() -> None:
         replica.finish_round_alone()  # alone: they drift apart
     apart = (pair[0].phi - pair[1].phi).norm()
     for _ in range(6):
-        mean = torch.stack([replica.contribution() for replica in pair]).mean(0)
+        mean = torch.stack([replica.whole.contribution() for replica in pair]).mean(0)
         for replica in pair:
             replica.finish_round(mean)
     assert (pair[0].phi - pair[1].phi).norm() < 0.2 * apart

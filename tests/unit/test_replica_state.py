@@ -73,7 +73,7 @@ def test_weights_that_are_not_finite_are_given_to_nobody(poison: float) -> None:
             replica.read_piece(0, moments)
     for wire in ({}, {"gossip": "fp16"}, {"gossip": "bf16"}, {"gossip": "int8"}):
         offer = OutgoingUpdate(
-            replica, {"z": 1.0}, replica.manifest.wire.model_copy(update=wire), transfer_for(CPU)
+            replica.whole, {"z": 1.0}, replica.manifest.wire.model_copy(update=wire), transfer_for(CPU)
         )
         with pytest.raises(CodecError):
             offer.encode("z", [0])
@@ -141,7 +141,7 @@ def test_a_snapshot_with_a_tensor_of_another_size_is_refused_whole() -> None:
 def test_a_download_in_pieces_gives_the_donors_state_from_its_slow_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(node.model.replica, "PIECE_PARAMETERS", 1000)
+    monkeypatch.setattr(node.model.fragment, "PIECE_PARAMETERS", 1000)
     donor = trained()
     joiner = Replica(donor.manifest, 0)
     pieces = {index: donor.read_piece(index, moments=True) for index in range(donor.pieces)}

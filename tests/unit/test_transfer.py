@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from node.model.compute import InlineCompute
-from node.model.replica import PIECE_PARAMETERS, Replica
+from node.model.fragment import PIECE_PARAMETERS
+from node.model.replica import Replica
 from node.state.transfer import StateService, fetch_slow_weights
 from node.state.witnesses import DonatedPiece, compared
 from protocol.codecs.codec import encode

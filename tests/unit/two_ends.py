@@ -15,8 +15,9 @@ from bootstrap.lab.in_memory.memory_network import MemoryNetwork
 from node.context import Context, Counters
 from node.membership.view import View
 from node.model.compute import InlineCompute
+from node.model.fragment import Fragment, Pieces
 from node.model.outer import contribution, outer_step
-from node.model.replica import Pieces, Replica
+from node.model.replica import Replica
 from node.rounds.gossip import PairAverager
 from node.rounds.meeting import Pair
 from node.rounds.pace import Standing
@@ -65,8 +66,8 @@ class Agreed:
         pass
 
 
-def whole_of(pieces: Pieces, replica: Replica) -> torch.Tensor:
-    return torch.cat([pieces(index, replica.piece_bounds(index)).clone() for index in range(replica.pieces)])
+def whole_of(pieces: Pieces, own: Fragment | Replica) -> torch.Tensor:
+    return torch.cat([pieces(index, own.piece_bounds(index)).clone() for index in range(own.pieces)])
 
 
 class End:
@@ -101,9 +102,9 @@ class End:
         assert isinstance(averager, PairAverager)
         return averager
 
-    def _remember(self, pull: Pieces, whole: Callable[[], torch.Tensor]) -> None:
-        self.pulls.append(whole_of(pull, self.replica))
-        self._finish(pull, whole)
+    def _remember(self, pull: Pieces, whole: Callable[[], torch.Tensor], own: Fragment) -> None:
+        self.pulls.append(whole_of(pull, own))
+        self._finish(pull, whole, own)
 
     async def start(self) -> None:
         await self.transport.start()
@@ -173,7 +174,9 @@ def mean_delta(*ends: End) -> torch.Tensor:
 def alone(replica: Replica) -> tuple[torch.Tensor, torch.Tensor]:
     """What φ and δ become when the round ends now, without a partner."""
     phi, delta = replica.phi.clone(), replica.delta.clone()
-    outer_step(phi, delta, contribution(replica.flat.values, phi, replica.settings), replica.settings)
+    outer_step(
+        phi, delta, contribution(replica.flat.values, phi, replica.whole.settings), replica.whole.settings
+    )
     return phi, delta
 
 

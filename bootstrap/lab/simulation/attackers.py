@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, get_args
 
 import torch
 
-from node.model.replica import Pieces, Replica
+from node.model.replica import Replica
 from node.rounds.defence import blocks_of
 from protocol.run.manifest import Manifest
 
@@ -79,21 +79,21 @@ class Attacker(Replica):
         return told
 
     @torch.no_grad()
-    def _finish(self, mean_z: Pieces) -> None:
-        """Go on from the honest mean: its own part in `mean_z` is poison."""
-        super()._finish(mean_z)
+    def _finish(self, step: Callable[[], None]) -> None:
+        """Go on from the honest mean: its own part in the outer step is poison."""
+        super()._finish(step)
         self.phi.copy_(torch.stack([replica.phi for replica in self._honest()]).mean(0))
         self.flat.values.copy_(self.phi)
         self.delta.zero_()
 
     def _poisoned_theta(self) -> torch.Tensor:
-        honest_z = torch.stack([replica.contribution() for replica in self._honest()])
+        honest_z = torch.stack([replica.whole.contribution() for replica in self._honest()])
         poison = self._direction(honest_z)
         if not self._attack.clip:
             length = self._attack.strength * _length(self.flat.values - self.phi)
             return self.phi + poison * (length / _length(poison))
         z = self._just_inside(honest_z, poison)
-        gamma, beta = self.settings.gamma, self.settings.beta
+        gamma, beta = self.whole.settings.gamma, self.whole.settings.beta
         return z.sub_(self.phi, alpha=gamma - beta).div_(beta)  # eq. (4) of node/model/outer.py for θ
 
     def _direction(self, honest_z: torch.Tensor) -> torch.Tensor:
@@ -109,7 +109,7 @@ class Attacker(Replica):
                 return torch.mul(self._common, (honest_z - honest_z.mean(0)).square().mean(0).sqrt())
             case "inner-product":
                 mean_phi = torch.stack([replica.phi for replica in self._honest()]).mean(0)
-                return self.settings.gamma * mean_phi - honest_z.mean(0)
+                return self.whole.settings.gamma * mean_phi - honest_z.mean(0)
 
     def _normal(self, generator: torch.Generator) -> torch.Tensor:
         return torch.randn(self.parameters, generator=generator).to(self.device)
@@ -122,7 +122,7 @@ class Attacker(Replica):
         """
         z: torch.Tensor = honest_z.mean(0)
         reach = 2 * (BELOW_RADIUS * self._attack.clip) ** 2 - 1
-        for block in blocks_of(self.flat.slices):
+        for block in blocks_of(self.flat.slices, self.whole.bounds):
             variance = (honest_z[:, block] - z[block]).square().sum(1).mean().item()
             z[block] += poison[block] * (math.sqrt(max(0.0, reach) * variance) / _length(poison[block]))
         return z
