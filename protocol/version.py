@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 
 PROTOCOL = 1  # counted up when peers of the one before could not work with those of this one
-MINOR = 6  # counted up with any change of what travels or is kept, see tests/versions
+MINOR = 7  # counted up with any change of what travels or is kept, see tests/versions
 DISTRIBUTION = "noloco-node"
 COMMIT_FILE = "commit.txt"  # beside this module, where whoever built an image wrote it
 COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -255,7 +255,7 @@ def _changed(manifest: Manifest) -> Iterator[tuple[str, Manifest]]:
         changes.append((f'wire.activations and gradients "{codec}"', {"wire": both}))
     if not inner.staleness and not manifest.is_ring:
         changes.append(("inner.staleness 1", {"inner": {"staleness": 1}}))
-    if outer.sends_whole_weights:
+    if outer.sends_whole_weights and outer.fragments == 1:
         changes.append(('outer.overlap "phi-early"', {"outer": {"overlap": "phi-early"}}))
     for stages in (manifest.stages // 2, 2 * manifest.stages):
         if stages and stages <= manifest.model.layers and manifest.start is None:

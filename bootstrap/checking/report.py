@@ -182,7 +182,7 @@ def report_on(manifest: Manifest, replicas: int, links: AssumedLinks) -> Report:
 def averaging_bytes(manifest: Manifest, parameters: int, replicas: int) -> tuple[float, float]:
     """Return the bytes (sent, blocking) of a replica in one round, by the outer method, its overlap and codecs."""
     outer, wire = manifest.outer, manifest.wire
-    state = nbytes_of(wire.gossip, [parameters])
+    state = nbytes_of(wire.gossip, [-(-parameters // outer.fragments)])
     if outer.method == "local" or replicas < 2:
         return 0.0, 0.0
     if outer.method == "diloco":

@@ -246,7 +246,7 @@ def volumes_of(manifest: Manifest) -> Volumes:
     activations = (manifest.inner.sequences, manifest.data.sequence_tokens, manifest.model.hidden_size)
     return Volumes(
         activations=nbytes_of(manifest.wire.activations, activations),
-        exchange=nbytes_of(manifest.wire.gossip, [parameters]),
+        exchange=nbytes_of(manifest.wire.gossip, [-(-parameters // manifest.outer.fragments)]),
         microbatches=manifest.inner.microbatches,
         inner_steps=manifest.outer.inner_steps,
     )

@@ -63,7 +63,8 @@ def one_setting(
     """Make a setting of `base` with changes, validated; `seed` draws the first weights, too.
 
     `chosen` has further settings of the manifest by name, as outer.clip; they count last. A method that cannot use
-    the base's gossip codec has int8, unless another is chosen, and one that cannot have its outer.gain has none.
+    the base's gossip codec has int8, unless another is chosen, and one that cannot have its outer.gain or
+    outer.fragments has none.
     Raises `ManifestError` for settings that contradict each other.
     """
     contents = base.model_dump()
@@ -82,8 +83,12 @@ def one_setting(
     )
     contents["wire"].update(wire or {})
     contents["outer"].update(outer)
-    if contents["outer"]["method"] != "noloco" or contents["outer"]["overlap"] != "none":
-        contents["outer"].pop("gain", None)  # the base's, which these cannot have
+    # the base's, which these cannot have
+    is_noloco, has_overlap = contents["outer"]["method"] == "noloco", contents["outer"]["overlap"] != "none"
+    if has_overlap or not is_noloco:
+        contents["outer"].pop("gain", None)
+    if has_overlap or not is_noloco or contents["outer"]["alpha"]:
+        contents["outer"].pop("fragments", None)
     contents["model"]["seed"] += seed
     for name, value in (chosen or {}).items():
         section, _, setting = name.rpartition(".")
