@@ -129,7 +129,9 @@ def scenario_of(links: LinkMap, manifest: Manifest) -> dict[str, object]:
         "peers": list(links.peers),
         "stages": list(links.stages),
         "volumes": {
-            "data_parallel_bytes": nbytes_of(manifest.wire.gossip, [-(-parameters // manifest.outer.fragments)]),
+            "data_parallel_bytes": nbytes_of(
+                manifest.wire.gossip, [-(-parameters // manifest.outer.fragments)]
+            ),
             "pipeline_bytes": manifest.inner.microbatches * nbytes_of(manifest.wire.activations, activations),
         },
         "latency_ms": _rows(links.latency_s * 1e3),

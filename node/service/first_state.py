@@ -133,7 +133,7 @@ class FirstState:
         return past is not None and not self._is_recent(checkpoint.state.step, checkpoint.saved, past)
 
     def _is_recent(self, step: int, saved: float, past: Remembered) -> bool:
-        return is_recent(step, saved, past, self._context.manifest.outer.inner_steps)
+        return is_recent(step, saved, past, self._context.manifest.outer.cycle_steps)
 
     async def _has_recent(self, checkpoint: Checkpoint | None, past: Remembered) -> bool:
         """Return whether there is a state, here or at others, so recent that nobody needs to be waited for.

@@ -79,7 +79,7 @@ class Healing:
         """Raise `NodeFailed` after two rounds of nothing but worthless gradients, where others go on without."""
         context = self._context
         others = {*context.view.serving(context.stage, context.transport.now())} - {context.me}
-        if others and self._in_a_row >= 2 * context.manifest.outer.inner_steps:
+        if others and self._in_a_row >= 2 * context.manifest.outer.cycle_steps:
             raise NodeFailed(
                 f"{self._in_a_row} inner steps in a row were left out since their gradients were worthless, while "
                 "others train this stage. Check the device (memory errors, heat, overclocking) and start again."
@@ -99,7 +99,7 @@ class Healing:
             "weights-lost",
             step=replica.step,
         )
-        if self._lost_at is not None and replica.step - self._lost_at < context.manifest.outer.inner_steps:
+        if self._lost_at is not None and replica.step - self._lost_at < context.manifest.outer.cycle_steps:
             raise NodeFailed(
                 "The weights of this node became NaN or infinity again right after they were replaced. Check the "
                 "device (memory errors, heat, overclocking) and start the node again; the others train on."

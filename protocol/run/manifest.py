@@ -166,6 +166,11 @@ class Outer(Section):
         return self.alpha, self.beta, self.gamma
 
     @property
+    def cycle_steps(self) -> int:
+        """Inner steps in which each fragment is averaged once."""
+        return self.inner_steps * self.fragments
+
+    @property
     def averages_pairs(self) -> bool:
         return self.method in ("noloco", "average")
 
