@@ -14,7 +14,7 @@ from node.model.replica import Replica
 from node.rounds.handshake import Handshake, meeting_in
 from node.rounds.kin import Kin
 from node.rounds.meeting import Meeting, Pair, Proposal, Refusal
-from node.rounds.pace import FAR_AHEAD, Other, Standing, others_among, steps_of_round
+from node.rounds.pace import Other, Standing, others_among, steps_of_round
 from node.rounds.partner_search import PartnerSearch
 from node.rounds.search_events import (
     Agreed,
@@ -90,7 +90,7 @@ class Matchmaker:
         self._last_search_ended = asyncio.Event()
         self._tasks = context.supervisor.group()
         self._kin = Kin(context, replica)
-        self.standing = Standing(context.manifest.limits.record_lifetime)
+        self.standing = Standing(context.manifest.limits.record_lifetime, len(replica.fragments))
         # why this replica should download its stage before it averages; empty when it belongs
         self.behind = ""
 
@@ -325,7 +325,7 @@ class Matchmaker:
         if not self.standing.is_alone:
             return bool(self.behind)
         is_unknown = not self._context.view.knows(peer)
-        return self._is_behind() or (is_unknown and round_ - self._replica.round >= FAR_AHEAD)
+        return self._is_behind() or (is_unknown and self.standing.is_far_ahead(round_, self._replica.round))
 
     async def on_ready(self, request: Request[Ready]) -> Answer[Done]:
         _unless_refused(self._handle(PartnerReady(Pair(request.peer, request.message.pair))))

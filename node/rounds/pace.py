@@ -139,11 +139,13 @@ class _Absence:
 class Standing:
     """Notices that this replica missed what others did while it was away or too slow.
 
-    Times are the loop's, in seconds. `lifetime` is that of records: after it a view is fresh.
+    Times are the loop's, in seconds. `lifetime` is that of records: after it a view is fresh. Where each round is of
+    one of so many `fragments`, as much of the whole goes by in so many times the rounds.
     """
 
-    def __init__(self, lifetime: float) -> None:
+    def __init__(self, lifetime: float, fragments: int = 1) -> None:
         self._lifetime = lifetime
+        self._far_ahead = FAR_AHEAD * fragments
         self.is_alone = False  # it began alone and has met nobody since
         self._last_step: float | None = None
         self._rate_then = 0.0
@@ -181,7 +183,7 @@ class Standing:
         A stop no longer than the records live says nothing: the others' rounds before it are not known so well.
         """
         away = now - self._last_step if self._last_step is not None else 0.0
-        if away >= max(LEAST_AWAY, self._lifetime, FAR_AHEAD * round_seconds):
+        if away >= max(LEAST_AWAY, self._lifetime, self._far_ahead * round_seconds):
             had_time_for, until = away / max(round_seconds, SHORTEST_ROUND), now + self._lifetime
             self._absence = _Absence(away, had_time_for, self._rate_then, self._rounds_then, round_, until)
         elif self._absence is not None and now > self._absence.told_until:
@@ -206,17 +208,31 @@ class Standing:
         if now < self._asks_again_at:
             return ""
         if self.is_alone and tokens_per_second > 0:
-            ahead = [_missed(other, round_, tokens_per_second) >= FAR_AHEAD for other in others]
+            ahead = [_missed(other, round_, tokens_per_second) >= self._far_ahead for other in others]
             if _most(ahead):
                 return "it began alone, and the others have been training for long"
         if self._absence is not None:
             known = [other for other in others if other.peer in self._absence.rounds_before]
-            if _most([_went_on(other, round_, self._absence) for other in known]):
+            if _most([self._went_on(other, round_, self._absence) for other in known]):
                 return f"it stood still for {self._absence.seconds:.0f} s while the others went on"
         if self._odd is not None and now - self._odd[0] >= ODD_SECONDS:
             _, loss, centre = self._odd
             return f"its loss of {loss:.2f} is far above {centre:.2f}, the others'"
         return ""
+
+    def is_far_ahead(self, others_round: int, round_: int) -> bool:
+        """Return whether a replica that is at `others_round` has done far more than one at `round_`."""
+        return others_round - round_ >= self._far_ahead
+
+    def _went_on(self, other: Other, round_: int, absence: _Absence) -> bool:
+        """Return whether the other ended most rounds that it had time for in the absence, beside those since then.
+
+        In a stop of the whole stage it ended none; what its last record did not show yet is at most half of that.
+        """
+        faster = _faster(other, absence.tokens_per_second)
+        since = RATE_ERROR * faster * (round_ - absence.back_at + 1)
+        gained = other.round - absence.rounds_before[other.peer] - since
+        return gained > max(self._far_ahead, faster * absence.rounds / 2)
 
 
 def _missed(other: Other, round_: int, tokens_per_second: float) -> float:
@@ -224,17 +240,6 @@ def _missed(other: Other, round_: int, tokens_per_second: float) -> float:
     if other.tokens_per_second <= 0:
         return 0.0
     return other.round - RATE_ERROR * _faster(other, tokens_per_second) * (round_ + 1)
-
-
-def _went_on(other: Other, round_: int, absence: _Absence) -> bool:
-    """Return whether the other ended most rounds that it had time for in the absence, beside those since then.
-
-    In a stop of the whole stage it ended none; what its last record did not show yet is no more than half of that.
-    """
-    faster = _faster(other, absence.tokens_per_second)
-    since = RATE_ERROR * faster * (round_ - absence.back_at + 1)
-    gained = other.round - absence.rounds_before[other.peer] - since
-    return gained > max(FAR_AHEAD, faster * absence.rounds / 2)
 
 
 def _faster(other: Other, tokens_per_second: float) -> float:
