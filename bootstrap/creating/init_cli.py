@@ -74,8 +74,6 @@ MEANINGS = {
     "outer.gamma": "pull between replicas; below 2(1 - alpha^2)",
     "outer.inner_steps": "k, in a round",
     "outer.window": "a round may end this fraction earlier or later, to meet its partner",
-    "outer.gain": "how much of what averaging takes from a step's length is given back",
-    "outer.fragments": "of a stage's parameters; each round averages one of them",
     "outer.pace": '"time": as many steps as the median replica does in its k',
     "outer.overlap": '"phi-early": most of the exchange goes while training goes on',
     "outer.clip": "the defence's radius in usual distances; 0 trusts everybody",
