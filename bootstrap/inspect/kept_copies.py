@@ -20,7 +20,7 @@ from node.state.download import WantedState
 from node.watch.events import Events
 from protocol.errors import JoinError
 from protocol.ground import PeerId
-from protocol.messages.peers import StageCopy
+from protocol.messages.state import StageCopy
 from protocol.supervision import Supervisor, all_of
 
 MOST_LOOKED_AT = 16  # stages at once: each asks some twenty peers

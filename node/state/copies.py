@@ -25,14 +25,8 @@ from node.storage.state_directory import StateDirectory
 from protocol.codecs.codec import encode
 from protocol.errors import CodecError, JoinError, NolocoError, Refused, StateError
 from protocol.ground import PeerId
-from protocol.messages.peers import (
-    MOST_STAGES_ASKED,
-    Copies,
-    GetCopies,
-    GetCopyPiece,
-    StageCopy,
-    StatePiece,
-)
+from protocol.messages.peers import MOST_STAGES_ASKED
+from protocol.messages.state import Copies, GetCopies, GetCopyPiece, StageCopy, StatePiece
 from protocol.records.lineage import Lineage
 from protocol.rpc.rpc import Answer, Request, Rpc
 from protocol.supervision import all_of

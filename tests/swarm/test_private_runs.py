@@ -16,7 +16,8 @@ from protocol.access.revocations import Revocations, mark_of, revoked_key
 from protocol.access.tokens import Token
 from protocol.errors import NodeFailed, Refused, TokenError
 from protocol.ground import PeerId
-from protocol.messages.peers import GetStateIndex, GetStats
+from protocol.messages.peers import GetStats
+from protocol.messages.state import GetStateIndex
 from protocol.records.announcement import Announcement, stage_key
 from protocol.records.identity import Identity
 from tests.swarm.micro import (

@@ -15,7 +15,7 @@ from bootstrap.found_cli import app
 from node.data.tokenizer import identity_of
 from node.membership.data_source import RunTokenizer
 from protocol.errors import TokenizerError
-from protocol.messages.peers import TokenizerPiece
+from protocol.messages.state import TokenizerPiece
 from protocol.records.identity import Identity
 from protocol.run.manifest import BYTES, load_preset
 from protocol.run.piece_hashes import PieceHashes
