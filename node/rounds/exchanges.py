@@ -79,11 +79,13 @@ class Exchanges:
         exchange = self._exchanges.get(pair)
         if exchange is None:
             wire = self._context.manifest.wire
-            offer = OutgoingUpdate(
+            outgoing = OutgoingUpdate(
                 self._replica, self._weights, wire, self._transfer, self._nearness, pair.name
             )
-            partners = IncomingUpdate(self._buffers, self._weights, self._replica.pieces)
-            exchange = self._exchanges[pair] = PairExchange(pair, offer, partners, self._context.supervisor)
+            incoming = IncomingUpdate(self._buffers, self._weights, self._replica.pieces)
+            exchange = self._exchanges[pair] = PairExchange(
+                pair, outgoing, incoming, self._context.supervisor
+            )
         return exchange
 
     def begin(self, pair: Pair) -> None:
