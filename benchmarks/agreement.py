@@ -40,7 +40,7 @@ def real_swarm(file: Path, steps: int, directory: Path) -> tuple[float, int]:
     summary = directory / f"{file.stem}.json"
     command = [
         sys.executable, "-m", "bootstrap.tools_cli", "swarm", "--manifest", str(file), "--steps", str(steps),
-        "--replicas", str(REPLICAS), "--minutes", "20", "--dir", str(directory / file.stem),
+        "--replicas", str(REPLICAS), "--minutes", "20", "--state-dir", str(directory / file.stem),
         "--summary", str(summary), "--validation-sequences", str(SEQUENCES), "--device", "cpu",
         "--dashboard", "none",
     ]  # fmt: skip

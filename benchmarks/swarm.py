@@ -50,7 +50,7 @@ def swarm(steps: int, device: str) -> float:
         summary = Path(directory) / "summary.json"
         command = [
             sys.executable, "-m", "bootstrap.tools_cli", "swarm", "--dashboard", "none", "--steps", str(steps),
-            "--dir", f"{directory}/run", "--summary", str(summary), "--validation-sequences", "8",
+            "--state-dir", f"{directory}/run", "--summary", str(summary), "--validation-sequences", "8",
             "--device", device,
         ]  # fmt: skip
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

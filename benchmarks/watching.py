@@ -80,7 +80,8 @@ def trained(steps: int, viewers: int, seconds: float) -> list[float]:
     windows, trains = list[Window](), threading.Event()
     with tempfile.TemporaryDirectory() as directory:
         command = [
-            sys.executable, "-m", "bootstrap.tools_cli", "swarm", "--steps", str(steps), "--dir", f"{directory}/run",
+            sys.executable, "-m", "bootstrap.tools_cli", "swarm",
+            "--steps", str(steps), "--state-dir", f"{directory}/run",
             "--validation-sequences", "8", "--device", "cpu",
         ]  # fmt: skip
         with subprocess.Popen(

@@ -92,7 +92,7 @@ def bootstrap(
     end_of_text: EndOfText = "",
     from_checkpoint: FromCheckpoint = None,
     directory: Annotated[
-        Path, Use.WRITE_FOLDER, typer.Option("--dir", help="For keys and manifest.")
+        Path, Use.WRITE_FOLDER, typer.Option("--state-dir", "--dir", help="For keys and manifest.")
     ] = RUN_DIRECTORY,
     join: JoinMembers = None,
     host: Host = "0.0.0.0",
@@ -119,8 +119,8 @@ def bootstrap(
 ) -> None:
     """Found a run and keep its seed peer up.
 
-    Without a manifest or preset it asks about the run. Started again with the same --dir, it takes up the same run.
-    noloco-bootstrap is the same program.
+    Without a manifest or preset it asks about the run. Started again with the same --state-dir, it takes up the same
+    run. noloco-bootstrap is the same program.
 
     Example: noloco found --preset llama-5m --tokenizer tokenizer.json
     """
@@ -140,7 +140,7 @@ def bootstrap(
         if is_chosen:
             wanted, raw = RunOptions(preset, manifest, tokenizer, end_of_text, from_checkpoint).resolved()
         require_port(host, port)  # after what was typed: a mistake there is one on any machine
-        with own(directory, "--dir", writes=WRITTEN):
+        with own(directory, "--state-dir", writes=WRITTEN):
             founded = replace(found(directory, wanted, raw), text="" if run is None else run.text)
             known_as = announced(announce or (), port, founded.peer_id)
             upload = _rate(max_upload, "--max-upload")

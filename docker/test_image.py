@@ -162,7 +162,7 @@ def test_seed_and_nodes_of_the_image_train_behind_a_mapped_port(
     with MappedNetwork({MAPPED: 31337}) as network:
         seed = container(network.outside)
         seed.start(
-            "noloco-bootstrap", "--dir", "/state", "--preset", "tiny", "--address-file", "/address/seed"
+            "noloco-bootstrap", "--state-dir", "/state", "--preset", "tiny", "--address-file", "/address/seed"
         )
         assert seed.wait_until(lambda report: True)["state"] == "seed"
         join = seed.run("head", "-n", "1", "/address/seed").strip()

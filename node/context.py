@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from node.giving.ledger import ContributionLedger
 from node.links.links import Links
+from node.membership.hearsay import hear_about
+from node.membership.membership import Membership
+from node.membership.others_past import ask_of_past
 from node.membership.past import Past
 from node.membership.view import View
 from node.model.compute import Compute
@@ -125,40 +128,19 @@ class Counters:
         self.tokens = self.tokens_stepped = tokens
 
 
-async def _hear_nothing(asked: PeerId, named: PeerId, deadline: float) -> None:
-    """Ask nobody: whom this node's own looks have not shown stays unknown."""
-
-
-async def _ask_nobody() -> None:
-    """Ask nobody for the past."""
-
-
 @dataclass(frozen=True)
 class Context:
-    """The node's surroundings, handed to each of its parts."""
+    """The surroundings of a node's parts while it serves one stage: the run as it reached it, and that stage."""
 
-    me: PeerId
-    run_id: str
-    manifest: Manifest
+    membership: Membership
     stage: int
-    transport: Transport
-    rpc: Rpc
-    view: View
     compute: Compute
-    events: Events
-    counters: Counters
+    counters: Counters = field(default_factory=Counters)
     throughput: Throughput = field(default_factory=Throughput)
-    trace: Trace = NO_TRACE
-    links: Links = field(default_factory=Links)
-    ledger: ContributionLedger = field(default_factory=ContributionLedger)
-    name: str = ""  # what the volunteer calls this node
     supervisor: Supervisor = field(default_factory=Supervisor)  # of this stage's service
+    trace: Trace = NO_TRACE
+    name: str = ""  # what the volunteer calls this node
     random: Callable[[], random.Random] = random.Random  # another generator at each call
-    # asks a peer for the record of another one of this stage that it has named, in so many seconds at most, see
-    # `hearsay.hear_about`
-    hear_about: Callable[[PeerId, PeerId, float], Awaitable[None]] = _hear_nothing
-    past: Past | None = None  # who has served which stage
-    ask_of_past: Callable[[], Awaitable[None]] = _ask_nobody  # asks others what they remember of this stage
 
     @window
     def __repr__(self) -> str:
@@ -166,9 +148,57 @@ class Context:
         return f"Peer: {short(self.me)} | Run: {run} | Stage: {self.stage} of {stages} | Name: {self.name or '-'}"
 
     @property
+    def me(self) -> PeerId:
+        return self.membership.me
+
+    @property
+    def run_id(self) -> str:
+        return self.membership.run_id
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.membership.manifest
+
+    @property
+    def transport(self) -> Transport:
+        return self.membership.transport
+
+    @property
+    def rpc(self) -> Rpc:
+        return self.membership.rpc
+
+    @property
+    def view(self) -> View:
+        return self.membership.view
+
+    @property
+    def links(self) -> Links:
+        return self.membership.links
+
+    @property
+    def events(self) -> Events:
+        return self.membership.events
+
+    @property
+    def past(self) -> Past:
+        return self.membership.past
+
+    @property
+    def contributions(self) -> ContributionLedger:
+        return self.membership.contributions
+
+    @property
     def is_last(self) -> bool:
         """True if microbatches turn here: the loss is computed, and no other peer's gradient is waited for."""
         return self.stage == self.manifest.hops - 1
+
+    async def hear_about(self, asked: PeerId, named: PeerId, deadline: float) -> None:
+        """Ask a peer for the record of a replica of this stage that it has named, see `hearsay.hear_about`."""
+        await hear_about(self.membership, self.stage, asked, named, deadline)
+
+    async def ask_of_past(self) -> None:
+        """Ask other peers what they remember of this stage, see `others_past.ask_of_past`."""
+        await ask_of_past(self.membership, self.stage)
 
 
 def announcement(

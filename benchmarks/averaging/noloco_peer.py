@@ -20,8 +20,11 @@ import uvloop
 from coordination import Message, next_command, say, sleep_until
 from state import manifest_of, sample
 
-from node.context import Context, Counters
+from node.context import Context
+from node.links.links import Links
 from node.membership.joining import payload_limits
+from node.membership.membership import Membership
+from node.membership.past import Past
 from node.membership.view import View
 from node.model.compute import ComputeThread, Priority
 from node.model.replica import Replica
@@ -30,6 +33,8 @@ from node.watch.events import Events
 from protocol.records.announcement import Announcement
 from protocol.records.identity import Identity
 from protocol.rpc.rpc import Rpc
+from protocol.run.signed_manifest import SignedManifest
+from protocol.supervision import Supervisor
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 FOR_EVER = 1e12
@@ -60,18 +65,11 @@ class NolocoPeer:
         self._compute = ComputeThread(self._settings["threads"])
         self._replica = await self._compute.run(Priority.OPTIMIZER, Replica, manifest, 0)
         self._change = torch.randn(self._replica.parameters) * 1e-3
-        self._context = Context(
-            me=self._transport.peer_id,
-            run_id="gossip-benchmark",
-            manifest=manifest,
-            stage=0,
-            transport=self._transport,
-            rpc=self._rpc,
-            view=View(),
-            compute=self._compute,
-            events=Events(time.time, self._note),
-            counters=Counters(),
-        )
+        signed = SignedManifest.sign(manifest, Identity.from_seed("gossip-benchmark"))
+        past = Past(signed.run_id, manifest.most_steps, manifest.limits.record_lifetime, self._transport.now)
+        events = Events(time.time, self._note)
+        membership = Membership(self._rpc, signed, View(), Links(), events, Supervisor(), past)
+        self._context = Context(membership, 0, self._compute)
         self._rounds = Rounds(self._context, self._replica, random.Random())
         self._rounds.serve(self._rpc)
         return {"peer": self._transport.peer_id, "addresses": self._transport.addresses()}

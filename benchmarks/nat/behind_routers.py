@@ -89,7 +89,7 @@ class Rig:
     def seed(self, name: str, address: str, *arguments: str) -> Peer:
         space, file = self.network.public(name, address), self.folder / f"{name}.addresses"
         listening = ("--port", "4001", "--announce", f"/ip4/{address}/tcp/4001", "--address-file", str(file))
-        directory = ("--dir", str(self.folder / name))
+        directory = ("--state-dir", str(self.folder / name))
         peer = self.start(name, space, "bootstrap.found_cli", *directory, *listening, *arguments)
         while not (file.exists() and file.read_text()):
             if peer.process.poll() is not None:

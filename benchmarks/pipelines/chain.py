@@ -160,7 +160,7 @@ class Chain:
         seed = self._run(
             "seed",
             [*prefix, sys.executable, "-m", "bootstrap.found_cli", "--manifest", f"{self.directory}/manifest.toml",
-             "--dir", f"{self.directory}/run", "--host", host, "--port", "0", *self._founding],
+             "--state-dir", f"{self.directory}/run", "--host", host, "--port", "0", *self._founding],
         )  # fmt: skip
         address = self.wait_for(lambda: _address_in(seed))
         for number, stage in enumerate(self.stages()):

@@ -304,13 +304,13 @@ def kept_tokenizer(
                 "with --tokenizer FILE, or copy it from the state directory of any member."
             )
     load_tokenizer(raw, manifest)
-    with writing(path, "Choose another --dir."):
+    with writing(path, "Choose another --state-dir."):
         directory.mkdir(parents=True, exist_ok=True)
     is_kept = is_there(path)
     if not (is_kept and path.read_bytes() == raw):
         if is_kept and is_new:
-            raise StateError(f"{path} is another tokenizer than the new run's. Choose another --dir.")
-        write_whole(path, raw, "Choose another --dir.")
+            raise StateError(f"{path} is another tokenizer than the new run's. Choose another --state-dir.")
+        write_whole(path, raw, "Choose another --state-dir.")
     return raw
 
 
@@ -333,5 +333,5 @@ def kept_hashes(directory: Path, signed: SignedManifest, raw: bytes | None) -> b
     key = run_key(directory, signed)
     sealed = PieceHashes.sign(raw, tokenizer, key) if key is not None else b""
     if sealed:
-        write_whole(path, sealed, "Choose another --dir.")
+        write_whole(path, sealed, "Choose another --state-dir.")
     return sealed

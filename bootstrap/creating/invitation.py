@@ -14,7 +14,7 @@ from protocol.records.addresses import SEED_PORT
 
 ADDRESSES = "addresses.txt"  # of the seed peer, beside its key: as it was last started
 NEAREST_LAST = ("everywhere", "this network", "this machine")
-RUN_DIRECTORY = Path("noloco-run")  # --dir, where none is named
+RUN_DIRECTORY = Path("noloco-run")  # --state-dir, where none is named
 NO_ADDRESS = "ADDRESS"  # where none is known, for people to fill in
 
 
@@ -33,7 +33,7 @@ def reach_of(address: str) -> str:
 def keep_addresses(directory: Path, addresses: Sequence[str]) -> None:
     """Write the seed peer's addresses beside its key, for `noloco invite`. Raises `UserError`."""
     listed = "".join(f"{address}\n" for address in addresses)
-    write_whole(directory / ADDRESSES, listed, "Choose another --dir.")
+    write_whole(directory / ADDRESSES, listed, "Choose another --state-dir.")
 
 
 def kept_addresses(directory: Path) -> list[str]:

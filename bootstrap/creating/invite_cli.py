@@ -18,7 +18,7 @@ from protocol.access.tokens import MAX_USES
 from protocol.errors import NolocoError, UserError
 
 Directory = Annotated[
-    Path, Use.READ_FOLDER, typer.Option("--dir", help="The run's, with run.key and manifest.")
+    Path, Use.READ_FOLDER, typer.Option("--state-dir", "--dir", help="The run's, with run.key and manifest.")
 ]
 MOST_DAYS = 100_000  # so that it ends within `protocol.ground.MOST_TIME`
 Days = Annotated[float, typer.Option(min=0.001, max=MOST_DAYS, help="Days until it expires.")]
@@ -40,7 +40,7 @@ def invite(
     """Make a token for a private run, and the line to join with.
 
     Keep it as secret as a key. For an open run, which has no tokens, print that line alone. With --words the run's
-    seed peer, which has the same --dir, gives the token to the one who types them.
+    seed peer, which has the same --state-dir, gives the token to the one who types them.
 
     Example: noloco invite --uses 5 --days 30
     """
@@ -90,8 +90,8 @@ def _invite_by_words(uses: int, days: float, delegate_file: Path | None, directo
     print(spoken)
     print_wrapped(f"In one line: {in_words(kept_addresses(directory), spoken)}", on_error=True)
     print_wrapped(
-        "The seed peer of this --dir answers to them while it is up: once, within ten minutes, and to no more than "
-        "three wrong tries.",
+        "The seed peer of this --state-dir answers to them while it is up: once, within ten minutes, and to no more "
+        "than three wrong tries.",
         on_error=True,
     )
     if token is not None:
@@ -133,7 +133,7 @@ def revoke(
 
     Members know within a minute.
 
-    A seed peer that runs from the same --dir tells the members; otherwise name one with --join.
+    A seed peer that runs from the same --state-dir tells the members; otherwise name one with --join.
 
     Example: noloco revoke 12D3KooW…
     """
@@ -148,5 +148,6 @@ def revoke(
         print_wrapped("Revoked, and told to the run.")
     else:
         print_wrapped(
-            "Revoked. The seed peer of this --dir tells the run, if it is up; otherwise do it again with --join."
+            "Revoked. The seed peer of this --state-dir tells the run, if it is up; otherwise do it again with "
+            "--join."
         )

@@ -80,7 +80,7 @@ def run_key_in(directory: Path, signed: SignedManifest) -> Identity:
     if key.public_key != signed.public_key:
         raise StateError(
             f"{directory / RUN_KEY} is the key of another run, and the manifest beside it is of run {signed.run_id}. "
-            "Name the run's own directory with --dir, or put its run.key back from your copy."
+            "Name the run's own directory with --state-dir, or put its run.key back from your copy."
         )
     return key
 
@@ -103,7 +103,7 @@ def revoked_with(directory: Path, named: Sequence[str]) -> bytes:
     signed = signed_in(directory)
     key = run_key_in(directory, signed)
     place = directory / REVOKED
-    with writing(place, "Check --dir."), one_after_another(directory / REVOKING):
+    with writing(place, "Check --state-dir."), one_after_another(directory / REVOKING):
         known = revocations_in(directory, signed)
         entries = known.entries | {_entry(name) for name in named}
         if len(entries) > MOST_REVOKED:
@@ -111,7 +111,7 @@ def revoked_with(directory: Path, named: Sequence[str]) -> bytes:
                 f"A list holds {MOST_REVOKED} entries. Found a new run and invite anew who is to stay."
             )
         sealed = Revocations(max(time.time(), known.issued + 1e-3), entries).sign(signed.run_id, key)
-        write_whole(place, sealed, "Check --dir.")
+        write_whole(place, sealed, "Check --state-dir.")
     return sealed
 
 

@@ -113,7 +113,7 @@ def found(directory: Path, manifest: Manifest | None, tokenizer: bytes | None = 
         if manifest is not None and signed.manifest != manifest:
             raise StateError(
                 f"{directory} holds run {signed.run_id} with another manifest, and manifests never change. "
-                "Give a new run a directory of its own with --dir."
+                "Give a new run a directory of its own with --state-dir."
             )
     kept = kept_tokenizer(directory, signed.manifest, tokenizer, is_new=is_new)
     hashes = kept_hashes(directory, signed, kept)
@@ -122,7 +122,7 @@ def found(directory: Path, manifest: Manifest | None, tokenizer: bytes | None = 
     kept_visit_token(directory, signed)  # while the run's key is there
     revocations_in(directory, signed)
     if is_new:  # at last: it makes the run whole
-        write_whole(signed_path, signed.to_bytes(), "Choose another --dir.")
+        write_whole(signed_path, signed.to_bytes(), "Choose another --state-dir.")
     return Founded(signed, seed_key, seed.peer_id, is_new, kept, shown, hashes=hashes)
 
 
@@ -133,7 +133,7 @@ def signed_in(directory: Path) -> SignedManifest:
         return SignedManifest.from_bytes(path.read_bytes())
     except OSError as error:
         raise StateError(
-            f"Cannot read {path} ({error.strerror}). Name the run's directory with --dir."
+            f"Cannot read {path} ({error.strerror}). Name the run's directory with --state-dir."
         ) from None
     except ManifestError as damage:
         raise StateError(
@@ -178,7 +178,7 @@ def _seed_credential(directory: Path, signed: SignedManifest, seed: Identity) ->
     expires = time.time() + SEED_YEARS * 365.25 * 86_400
     token = Token.issue(signed.run_id, Identity.load(directory / RUN_KEY), None, 1, expires)
     shown = token.credential(seed.peer_id)
-    write_whole(place, shown, "Choose another --dir.")
+    write_whole(place, shown, "Choose another --state-dir.")
     return shown
 
 
@@ -377,7 +377,7 @@ def _show_words(founded: Founded, addresses: Sequence[str]) -> None:
         command = in_words(addresses, words)
         print_wrapped(
             f"Or, for one person and within ten minutes:\n    {command}\n"
-            f"noloco invite --words --dir {directory} makes other words."
+            f"noloco invite --words --state-dir {directory} makes other words."
         )
 
 
@@ -412,7 +412,9 @@ def _own_line(founded: Founded, addresses: Sequence[str]) -> str:
         return joining
     directory = founded.seed_key.parent
     inviting = (
-        ["noloco", "invite"] if directory == RUN_DIRECTORY else ["noloco", "invite", "--dir", str(directory)]
+        ["noloco", "invite"]
+        if directory == RUN_DIRECTORY
+        else ["noloco", "invite", "--state-dir", str(directory)]
     )
     return f"NOLOCO_TOKEN=$({shlex.join(inviting)}) {joining}"
 
@@ -437,7 +439,7 @@ def introduce(founded: Founded, addresses: list[str], address_file: Path | None)
         print(f"    noloco join {address}")
     if manifest.access.private:
         print_wrapped(
-            f"The run is private: noloco invite --dir {founded.seed_key.parent} makes tokens, and of each "
+            f"The run is private: noloco invite --state-dir {founded.seed_key.parent} makes tokens, and of each "
             "a line to join with."
         )
         _show_words(founded, addresses)

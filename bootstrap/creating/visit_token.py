@@ -29,7 +29,7 @@ def kept_visit_token(directory: Path, signed: SignedManifest) -> str:
         return kept
     issued = issued_token(directory, signed, YEARS * 365.25 * 86_400)
     if issued:
-        write_whole(place, issued, "Choose another --dir.", mode=FOR_ITS_OWNER)
+        write_whole(place, issued, "Choose another --state-dir.", mode=FOR_ITS_OWNER)
     return issued
 
 

@@ -62,7 +62,7 @@ def invite_by_words(directory: Path, token: str, now: float) -> str:
     Raises `StateError` when it cannot be written.
     """
     made = WordsInvitation(secrets.token_hex(8), draw_words(), token, now + LIFE_SECONDS)
-    write_whole(directory / INVITATION, json.dumps(asdict(made)), "Check --dir.", mode=FOR_ITS_OWNER)
+    write_whole(directory / INVITATION, json.dumps(asdict(made)), "Check --state-dir.", mode=FOR_ITS_OWNER)
     return made.words
 
 
@@ -183,7 +183,7 @@ class WordAnswers:
         """Write down what became of it. Raises `Refused` when that is impossible: then it is not given, either."""
         told = json.dumps({"number": invitation.number, "why": why, "wrong": self._wrong[invitation.number]})
         try:
-            write_whole(self._directory / OVER, told, "Check --dir.", mode=FOR_ITS_OWNER)
+            write_whole(self._directory / OVER, told, "Check --state-dir.", mode=FOR_ITS_OWNER)
         except NolocoError as error:
             logger.warning("%s", error)
             raise Refused("failed", "this peer cannot write to its disk") from error

@@ -26,7 +26,7 @@ from node.state.transfer import INDEX_DEADLINE, PIECES_IN_FLIGHT, fetch_slow_pie
 from node.state.witnesses import MOST_WITNESSES, DonatedPiece, Unlike, compared
 from protocol.errors import JoinError, NolocoError, StateError
 from protocol.ground import PeerId
-from protocol.messages.peers import GetStateIndex
+from protocol.messages.state import GetStateIndex
 from protocol.supervision import all_of
 from protocol.windows import short
 

@@ -12,14 +12,15 @@ import torch
 from bootstrap.inspect.observer import Observer
 from node.links.links import Links
 from node.membership.membership import Membership
-from node.membership.past import Past, ask_of_past
+from node.membership.others_past import ask_of_past
+from node.membership.past import Past
 from node.model.stage import parameter_count
 from node.state.copies import OfferedCopy, StageCopies, fetch_copy_piece
 from node.state.download import WantedState
 from node.watch.events import Events
 from protocol.errors import JoinError
 from protocol.ground import PeerId
-from protocol.messages.peers import StageCopy
+from protocol.messages.state import StageCopy
 from protocol.supervision import Supervisor, all_of
 
 MOST_LOOKED_AT = 16  # stages at once: each asks some twenty peers
@@ -58,17 +59,17 @@ async def find_copies(observer: Observer, stage: int, without: Collection[PeerId
     twice. Raises `JoinError` when copies are offered and none is borne out by the past.
     """
     manifest, transport = observer.manifest, observer.transport
-    membership = Membership(
-        observer.rpc, observer.signed, observer.view, Links(), Events(transport.now, lambda _: None), Supervisor(),
-        observer.admission,
-    )  # fmt: skip
     lifetime = manifest.limits.record_lifetime
     past = Past(observer.signed.run_id, manifest.most_steps, lifetime, transport.now)
+    membership = Membership(
+        observer.rpc, observer.signed, observer.view, Links(), Events(transport.now, lambda _: None), Supervisor(),
+        past, observer.admission,
+    )  # fmt: skip
     for member in observer.view.members(stage, transport.now()):
         past.note(member)
-    await ask_of_past(membership, past, stage)
+    await ask_of_past(membership, stage)
     wanted = WantedState.of(manifest, stage, parameter_count(manifest, stage))
-    stage_copies = StageCopies(membership, past, wanted)
+    stage_copies = StageCopies(membership, wanted)
     answers = await stage_copies.offers(0)
     offers = {peer: copies for peer, copies in answers.items() if copies and peer not in without}
     if not offers:

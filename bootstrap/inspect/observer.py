@@ -28,7 +28,8 @@ from node.watch.words import print_wrapped
 from protocol.access.admission import Admission
 from protocol.errors import JoinError, NolocoError, Refused, TokenError, later
 from protocol.ground import PeerId
-from protocol.messages.peers import MOST_POSITIONS, GetStateSample, GetStats, NodeStats
+from protocol.messages.peers import GetStats, NodeStats
+from protocol.messages.state import MOST_POSITIONS, GetStateSample
 from protocol.rpc.door import STRANGER
 from protocol.rpc.patience import Patience
 from protocol.rpc.rpc import Rpc

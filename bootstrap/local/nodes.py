@@ -60,7 +60,7 @@ class LocalPlan:
     @property
     def data_plan(self) -> DataPlan:
         """The data of all nodes and the evaluation, which share one store of documents."""
-        return DataPlan(self.data, self.text_field, self.directory / "documents", "", "--dir", "")
+        return DataPlan(self.data, self.text_field, self.directory / "documents", "", "--state-dir", "")
 
     def joining(self, address: str) -> str:
         """The command by which one more node comes from another terminal of this machine, to any stage."""

@@ -115,7 +115,7 @@ class LocalSwarm:
         A summary that lies there from before is only replaced once something was measured.
         """
         plan = self.plan
-        with own(plan.directory, "--dir"):
+        with own(plan.directory, "--state-dir"):
             return await self._run(found(plan.directory, plan.manifest, plan.tokenizer))
 
     async def _run(self, founded: Founded) -> Summary:

@@ -58,7 +58,7 @@ Steps = Annotated[
 Directory = Annotated[
     Path | None,
     Use.WRITE_FOLDER,
-    typer.Option("--dir", help="Where to keep all; default: a new folder."),
+    typer.Option("--state-dir", "--dir", help="Where to keep all; default: a new folder."),
 ]
 HeldOut = Annotated[int, typer.Option(min=1, help="Held-out sequences to measure on.")]
 TraceFile = Annotated[
@@ -119,7 +119,7 @@ def swarm(
         if summary is None and directory is not None:
             require_summary(directory / SUMMARY)
         for place in () if directory is None else _exports_in(directory, chaos):
-            require_free(place, "--dir")
+            require_free(place, "--state-dir")
         for name, file in (("summary", summary), ("picture", picture), ("trace", trace)):
             require_places(file, advice=f"Choose another file with --{name}.")
         take_open_files()

@@ -1,14 +1,18 @@
-"""A run as a node has reached it: what whoever looks for others, chooses a stage or moves has in common."""
+"""A run as a node has reached it: one object for the life of the process, shared by all of its parts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from node.giving.ledger import ContributionLedger
 from node.links.links import Links
+from node.membership.past import Past
 from node.membership.view import View
 from node.watch.events import Events
 from protocol.access.admission import Admission
+from protocol.ground import PeerId
 from protocol.rpc.rpc import Rpc
+from protocol.run.manifest import Manifest
 from protocol.run.signed_manifest import SignedManifest
 from protocol.supervision import Supervisor
 from protocol.transport.base import Transport
@@ -25,21 +29,31 @@ class Membership:
     links: Links
     events: Events
     supervisor: Supervisor  # of this node's parts
+    past: Past  # of the run's stages
     admission: Admission | None = None  # of a run that has rules of access
+    contributions: ContributionLedger = field(default_factory=ContributionLedger)
 
     @window
     def __repr__(self) -> str:
-        return f"Peer: {short(self.transport.peer_id)} | Run: {self.run_id} | View: {self.view!r}"
+        return f"Peer: {short(self.me)} | Run: {self.run_id} | View: {self.view!r}"
 
     @property
     def transport(self) -> Transport:
         return self.rpc.transport
 
     @property
+    def me(self) -> PeerId:
+        return self.rpc.transport.peer_id
+
+    @property
     def run_id(self) -> str:
         return self.signed.run_id
 
     @property
+    def manifest(self) -> Manifest:
+        return self.signed.manifest
+
+    @property
     def lifetime(self) -> float:
         """Seconds that a record of the run lives."""
-        return self.signed.manifest.limits.record_lifetime
+        return self.manifest.limits.record_lifetime

@@ -15,19 +15,16 @@ from dataclasses import dataclass
 
 import msgpack
 
-from node.membership.hearsay import ASK_DEADLINE
-from node.membership.membership import Membership
 from node.membership.view import Member
 from protocol.access.admission import Admission
 from protocol.access.peer_limits import PeerTable
-from protocol.errors import NolocoError, RecordError
+from protocol.errors import RecordError
 from protocol.ground import PeerId
 from protocol.messages.peers import MOST_SHARED, GetPast, PastRecord, PastRecords
 from protocol.records.announcement import Announcement, record_key
 from protocol.records.lineage import MOST_BEGINNINGS, Lineage
 from protocol.records.records import authenticate, is_in_reach, key_digest
 from protocol.rpc.rpc import Answer, Request, Rpc
-from protocol.supervision import all_of
 from protocol.windows import window
 
 logger = logging.getLogger(__name__)
@@ -37,7 +34,6 @@ MOST_OF_STAGE = 16  # members and lineages; those that were there for the shorte
 MOST_STAGES = 256
 MOST_BYTES = 8 * 1024 * 1024  # of a file of it
 BYTES_IN_FRAME = 40 * 1024  # of them in one answer
-ASKED = 8  # peers, for what they remember
 MOST_WITNESSES = 64  # of a stage; those that were heard first go first
 
 
@@ -233,29 +229,3 @@ def _within(records: Sequence[PastRecord], most: int) -> list[PastRecord]:
             break
         taken.append(record)
     return taken
-
-
-async def asked_peers(membership: Membership, most: int) -> list[PeerId]:
-    """The peers to ask for what they remember or keep: first those that are connected, then other members."""
-    transport, view, now = membership.transport, membership.view, membership.transport.now()
-    known = [peer for peer, _ in await transport.peers()]
-    known += [m.peer for s in range(membership.signed.manifest.stages) for m in view.members(s, now)]
-    return [peer for peer in dict.fromkeys(known) if peer != transport.peer_id][:most]
-
-
-async def ask_of_past(membership: Membership, past: Past, stage: int) -> None:
-    """Ask some peers, the seed peer among them where it is connected, what they remember of a stage.
-
-    Takes `ASK_DEADLINE`. A peer that does not answer by then, or is of an earlier version, remembers nothing.
-    """
-
-    async def ask(peer: PeerId) -> None:
-        try:
-            answer, _ = await membership.rpc.call(peer, GetPast(stages=[stage]), deadline=ASK_DEADLINE)
-        except NolocoError as problem:
-            logger.debug("Nothing of the past from %s: %s", peer[-8:], problem)
-            return
-        told = [record for record in answer.records if record.stage == stage]
-        past.hear(peer, told, membership.admission)
-
-    await all_of(*map(ask, await asked_peers(membership, ASKED)))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from node.data.tokenizer import identity_of
 from protocol.errors import NolocoError, Refused, TokenizerError, WireError
 from protocol.ground import PeerId
-from protocol.messages.peers import GetTokenizer, GetTokenizerHashes, TokenizerHashes, TokenizerPiece
+from protocol.messages.state import GetTokenizer, GetTokenizerHashes, TokenizerHashes, TokenizerPiece
 from protocol.rpc.channel import slowest_seconds
 from protocol.rpc.rpc import Answer, Request, Rpc
 from protocol.run.manifest import Manifest

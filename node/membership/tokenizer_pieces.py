@@ -18,7 +18,7 @@ from statistics import median
 from protocol.access.peer_limits import doubled
 from protocol.errors import NolocoError, WireError
 from protocol.ground import PeerId
-from protocol.messages.peers import GetTokenizer, GetTokenizerHashes, TokenizerHashes, TokenizerPiece
+from protocol.messages.state import GetTokenizer, GetTokenizerHashes, TokenizerHashes, TokenizerPiece
 from protocol.rpc.rpc import Rpc
 from protocol.run.piece_hashes import TOKENIZER_PIECE_BYTES, PieceHashes
 from protocol.run.signed_manifest import SignedManifest

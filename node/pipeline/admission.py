@@ -55,7 +55,7 @@ class GivenUp:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """From now on at most so many microbatches may be between their forward and backward passes."""
+    """The bound on microbatches between their forward and backward passes is `in_flight` from now on."""
 
     in_flight: int
 
@@ -67,7 +67,7 @@ class StepBegan:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The round ends: nothing waits here until the next step, so that the partner gets the work it needs."""
+    """The round ends: until the next step microbatches are refused, so that the partner gets the work it needs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,22 +6,7 @@ import asyncio
 import math
 from collections import deque
 
-from node.pipeline.admission import (
-    Admission,
-    Allowed,
-    Asked,
-    Backward,
-    Counted,
-    Draining,
-    Event,
-    Forward,
-    GivenUp,
-    GradientCame,
-    Held,
-    Refuse,
-    StepBegan,
-    TakeStep,
-)
+from node.pipeline import admission
 from node.pipeline.step_places import OWN, Sender
 from protocol.errors import NolocoError, Refused, TransportDown
 
@@ -36,7 +21,7 @@ class Gate:
     """
 
     def __init__(self, batch: int, staleness: int, in_flight: int) -> None:
-        self._admission = Admission(batch, staleness, in_flight)
+        self._admission = admission.Admission(batch, staleness, in_flight)
         self._turns: dict[str, asyncio.Future[None]] = {}  # by place; each waits for one pass
         self._complete = asyncio.Event()
         self._idle = asyncio.Event()
@@ -70,16 +55,16 @@ class Gate:
 
     async def enter(self, microbatch: str, sender: Sender = OWN) -> None:
         """Return once its forward pass may run. Raises `Refused` "busy" when too many wait, also of other senders."""
-        await self._wait(microbatch, Asked(microbatch, sender))
+        await self._wait(microbatch, admission.Asked(microbatch, sender))
 
     async def backward(self, microbatch: str) -> None:
         """Return once its backward pass may run: in the step that takes its gradient.
 
         Raises `Refused` "busy" when that is not soon: another replica takes it.
         """
-        await self._wait(microbatch, GradientCame(microbatch))
+        await self._wait(microbatch, admission.GradientCame(microbatch))
 
-    async def _wait(self, microbatch: str, event: Event) -> None:
+    async def _wait(self, microbatch: str, event: admission.Event) -> None:
         """Wait for what follows from the event. Where that fails, its place is free."""
         turn = self._turns[microbatch] = asyncio.get_running_loop().create_future()
         try:
@@ -91,17 +76,17 @@ class Gate:
         finally:
             del self._turns[microbatch]
 
-    def _handle(self, event: Event, refusal: NolocoError | None = None) -> None:
+    def _handle(self, event: admission.Event, refusal: NolocoError | None = None) -> None:
         """Carry out what follows from the event; `refusal` says it in place of "busy"."""
         for action in self._admission.handle(event):
             match action:
-                case Forward(microbatch) | Backward(microbatch):
+                case admission.Forward(microbatch) | admission.Backward(microbatch):
                     if (turn := self._turn_of(microbatch)) is not None:
                         turn.set_result(None)
-                case Refuse(microbatch, why):
+                case admission.Refuse(microbatch, why):
                     if (turn := self._turn_of(microbatch)) is not None:
                         turn.set_exception(refusal or Refused("busy", why))
-                case TakeStep():
+                case admission.TakeStep():
                     self._complete.set()
 
     def _turn_of(self, microbatch: str) -> asyncio.Future[None] | None:
@@ -111,16 +96,16 @@ class Gate:
 
     def allow(self, in_flight: int) -> None:
         """Bound how many microbatches may be between their forward and backward passes from now on."""
-        self._handle(Allowed(in_flight))
+        self._handle(admission.Allowed(in_flight))
 
     def done(self, microbatch: str) -> None:
         """Note that its gradient is in."""
-        self._handle(Counted(microbatch))
+        self._handle(admission.Counted(microbatch))
         self._tell_when_idle()
 
     def give_up(self, microbatch: str) -> None:
         """Free the place of a microbatch that failed before its gradient was in."""
-        self._handle(GivenUp(microbatch))
+        self._handle(admission.GivenUp(microbatch))
         self._tell_when_idle()
 
     async def complete(self) -> None:
@@ -130,25 +115,25 @@ class Gate:
     def next_step(self) -> None:
         """Admit the microbatches that waited, as the weights have changed."""
         self._complete.clear()
-        self._handle(StepBegan())
+        self._handle(admission.StepBegan())
 
     def hold(self) -> None:
         """Send waiting microbatches elsewhere and refuse new ones until the next step.
 
         A replica that waits for its partner must not keep the work that the partner needs to get there.
         """
-        self._handle(Held())
+        self._handle(admission.Held())
 
     async def idle(self) -> None:
         """Wait until nothing that was admitted is still running. No step comes any more: all may run backward."""
-        self._handle(Draining())
+        self._handle(admission.Draining())
         self._idle.clear()
         if self._admission.running:
             await self._idle.wait()
 
     def close(self) -> None:
         """Turn everything away that waits; nothing is admitted any more."""
-        self._handle(Held(), TransportDown("this node is leaving"))
+        self._handle(admission.Held(), TransportDown("this node is leaving"))
 
     def _tell_when_idle(self) -> None:
         if not self._admission.running:

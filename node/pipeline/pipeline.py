@@ -144,9 +144,9 @@ class Pipeline:
         """Train a microbatch as `train` does; what the sender has had done is counted for receipts."""
         context = self._context
         answer = await self.train(microbatch)
-        context.ledger.note_given(microbatch.sender, context.manifest.tokens_per_microbatch)
+        context.contributions.note_given(microbatch.sender, context.manifest.tokens_per_microbatch)
         if microbatch.is_of_first_stage:
-            context.ledger.note_tokens(microbatch.sender, context.manifest.tokens_per_microbatch)
+            context.contributions.note_tokens(microbatch.sender, context.manifest.tokens_per_microbatch)
         return answer
 
     async def on_return(self, request: Request[Return]) -> Answer[Gradient]:

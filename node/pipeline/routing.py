@@ -24,7 +24,7 @@ SHORTEST = 1e-4  # seconds of an answer: below that its inverse would say too mu
 STRAGGLER = 2.0  # times the median answer: beyond it a sender's whole step waits, so it counts twice
 FLOOR = 0.05  # of the mean weight: what the slowest peer still gets, since mixing is the point
 # of its weight: a peer to which all goes through a third one, which has other things to do with its uplink
-THROUGH_OTHERS = 0.25
+WEIGHT_THROUGH_OTHERS = 0.25
 UNTRIED = 0.5  # of the mean weight: a peer of which there is no answer yet
 KEPT_FOR = 8  # answers of as many as an eighth of the peers, until the typical one is taken anew
 MOST_MEASURED = 1_024  # peers of which answers are kept, those that answered last
@@ -82,7 +82,7 @@ class Router:
 
     def weights(self, peers: Sequence[PeerId], fair: Mapping[PeerId, float]) -> list[float]:
         """Relative shares: inverse to the answer time, measured or, if that is longer, said; at least `FLOOR` of
-        their mean. All of that times the `fair` share, and `THROUGH_OTHERS` where it goes through others.
+        their mean. All of that times the `fair` share, and `WEIGHT_THROUGH_OTHERS` where it goes through others.
 
         Beyond `STRAGGLER` medians the share falls with the square: with shares in proportion, a replica five
         times slower than its peers slowed all senders by 11 %, since it holds up each step that it has a part
@@ -102,7 +102,7 @@ class Router:
         ]
 
     def _of_way(self, peer: PeerId) -> float:
-        return THROUGH_OTHERS if self.goes_through_others(peer) else 1.0
+        return WEIGHT_THROUGH_OTHERS if self.goes_through_others(peer) else 1.0
 
     def choose(
         self, peers: Sequence[PeerId], exclude: Collection[PeerId] = (), waited: float = 0.0

@@ -227,9 +227,9 @@ class StageClient:
         answer = await context.rpc.call_and_read(peer, message, parcel, deadline=patience, read=screened)
         context.counters.sent.note(peer)
         if not self._returns:
-            context.ledger.note_tokens(peer, context.manifest.tokens_per_microbatch)
+            context.contributions.note_tokens(peer, context.manifest.tokens_per_microbatch)
         if context.stage == 0:  # which nobody sends microbatches to, so that those who get them sign
-            context.ledger.note_given(peer, context.manifest.tokens_per_microbatch)
+            context.contributions.note_given(peer, context.manifest.tokens_per_microbatch)
         return answer
 
     def _screened(

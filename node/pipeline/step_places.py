@@ -42,11 +42,11 @@ class StepPlaces:
     forward and not backward.
     """
 
-    def __init__(self, batch: int, queue_limit: int, ahead: int = 0, in_flight: int | None = None) -> None:
+    def __init__(self, batch: int, queue_limit: int, ahead: int, in_flight: int) -> None:
         self.batch = batch
         self.queue_limit = queue_limit
         self._most_ahead = min(ahead, batch)
-        self._in_flight = 2 * batch if in_flight is None else in_flight
+        self._in_flight = in_flight
         self._admitted: dict[str, bool] = {}  # id -> whether its gradient is in
         self._ahead: dict[str, None] = {}  # ordered
         self._queue: dict[str, Sender] = {}  # ordered

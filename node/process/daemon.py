@@ -56,7 +56,7 @@ class Node:
         rpc = surroundings.rpc(surroundings.transport, watch=watch, supervisor=supervisor.group())
         self.member = NodeResources(config, surroundings, rpc, supervisor)
         if surroundings.state is not None:
-            self.member.ledger = ContributionLedger.read(surroundings.state.ledger_path)
+            self.member.contributions = ContributionLedger.read(surroundings.state.ledger_path)
         self._service: Service | None = None
         self._stage = AsyncExitStack()  # gives up what was taken
         self._closing = ExitStack()  # what is open as long as the node lives
@@ -156,8 +156,7 @@ class Node:
             serve_greeting(rpc, transport, known, is_seed=False)
         found = await find_run(member.config, transport, rpc, state, member.events)
         found.signed.require_trainable()
-        member.signed = found.signed
-        await enter_run(member, found.revoked, self._fail)
+        await enter_run(member, found.signed, found.revoked, self._fail)
         rpc.limit(payload_limits(self.signed.manifest))
         checkpoint = state.checkpoint(self.signed.run_id) if state is not None else None
         member.plan = OwnersPlan(transport, self.signed, member.events)
@@ -390,7 +389,7 @@ class Node:
 
     @property
     def links(self) -> Links:
-        return self.member.links
+        return self.member.membership.links
 
     @property
     def signed(self) -> SignedManifest:
@@ -405,7 +404,7 @@ class Node:
     @property
     def knows_run(self) -> bool:
         """True if this node has found its run, so that others can join through it."""
-        return hasattr(self.member, "signed")
+        return self.member.has_entered
 
     @property
     def public_state(self) -> State:

@@ -7,20 +7,24 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
+from node.links.links import Links
 from node.machine.limits import parse_rate
 from node.membership.data_source import DataSupply, RunTokenizer
 from node.membership.entry import enter
 from node.membership.hearsay import serve_records
 from node.membership.joining import serve_greeting
+from node.membership.membership import Membership
 from node.membership.past import Past, serve_past
 from node.membership.revoking import Revoking
 from node.membership.stage_choice import Abilities
+from node.membership.view import View
 from node.membership.ways_in import WaysIn, serve_ways
 from node.service.node_resources import NodeResources
 from node.state.copies import CopyService
 from node.state.copy_keeper import CopyKeeper, copies_in
 from node.storage.position import Position
 from node.storage.state_directory import StateDirectory
+from protocol.access.admission import Admission
 from protocol.access.revocations import Revocations
 from protocol.errors import NodeFailed, RecordError, StateError
 from protocol.run.signed_manifest import SignedManifest
@@ -45,15 +49,19 @@ def kept_revocations(state: StateDirectory, signed: SignedManifest) -> bytes:
     return known
 
 
-async def enter_run(member: NodeResources, revoked: bytes, end: Callable[[NodeFailed], None]) -> None:
-    """Enter the run, if it has rules of access, and greet others. Raises `TokenError` with what to do.
+async def enter_run(
+    member: NodeResources, signed: SignedManifest, revoked: bytes, end: Callable[[NodeFailed], None]
+) -> None:
+    """Enter the run, by its rules of access if it has some, and greet others. Raises `TokenError` with what to do.
 
-    `revoked` is the owner's list as others gave it; `end` is called when this node comes to be on it.
+    From then on `member` has its `Membership`. `revoked` is the owner's list as others gave it; `end` is called when
+    this node comes to be on it.
     """
-    rpc, state, signed = member.rpc, member.surroundings.state, member.signed
+    rpc, state = member.rpc, member.surroundings.state
     token = member.config.token or (state.token() if state is not None else "")
     known = kept_revocations(state, signed) if state is not None else b""
-    admission = member.admission = await enter(rpc, signed, revoked or known, token)
+    admission = await enter(rpc, signed, revoked or known, token)
+    member.membership = _membership_of(member, signed, admission)
     serve_greeting(
         rpc,
         rpc.transport,
@@ -78,19 +86,22 @@ async def enter_run(member: NodeResources, revoked: bytes, end: Callable[[NodeFa
     )
 
 
-def remember_past(member: NodeResources) -> None:
-    """Remember from now on who serves which stage, with what was kept of it, and tell whoever asks."""
-    manifest, state = member.signed.manifest, member.surroundings.state
-    past = member.past = Past(
-        member.signed.run_id,
-        manifest.most_steps,
-        manifest.limits.record_lifetime,
-        member.transport.now,
-    )
+def _membership_of(member: NodeResources, signed: SignedManifest, admission: Admission | None) -> Membership:
+    """The membership of a node that has entered a run, with the past that it kept of the stages."""
+    manifest, state = signed.manifest, member.surroundings.state
+    past = Past(signed.run_id, manifest.most_steps, manifest.limits.record_lifetime, member.transport.now)
     if state is not None:
         past.take_up(state.past())
-    member.view.noted = past.note
-    serve_past(member.rpc, past)
+    view = View()
+    view.noted = past.note
+    return Membership(
+        member.rpc, signed, view, Links(), member.events, member.supervisor, past, admission, member.contributions
+    )  # fmt: skip
+
+
+def share_past(member: NodeResources) -> None:
+    """Give what is remembered of who served which stage to peers that ask, and write it down from time to time."""
+    serve_past(member.rpc, member.membership.past)
 
     async def keep() -> None:
         while True:
@@ -129,18 +140,18 @@ def keep_copies(member: NodeResources, is_resting: Callable[[], bool]) -> None:
 
 async def save_past(member: NodeResources) -> None:
     """Write down what has been seen of the stages since the last time; a full disk has been reported by others."""
-    past, state = getattr(member, "past", None), member.surroundings.state  # it may not have found the run
-    if past is None or state is None or not past.has_changed:
+    state = member.surroundings.state
+    if state is None or not member.has_entered or not member.membership.past.has_changed:
         return
     with suppress(StateError):
-        await asyncio.to_thread(state.save_past, past.to_bytes())
+        await asyncio.to_thread(state.save_past, member.membership.past.to_bytes())
 
 
 def equip(member: NodeResources, position: Position | None, is_resting: Callable[[], bool]) -> None:
     """Give the node its tokenizer, data from `position` on, stages it can serve, and others' records to show."""
-    serve_records(member.rpc, member.signed, member.view, member.admission)
+    serve_records(member.rpc, member.signed, member.view, member.membership.admission)
     keep_ways(member)
-    remember_past(member)
+    share_past(member)
     keep_copies(member, is_resting)
     config, manifest, state = member.config, member.signed.manifest, member.surroundings.state
     member.tokenizer = RunTokenizer(member.signed, member.rpc, member.view, state, config.tokenizer)

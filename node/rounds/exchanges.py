@@ -83,9 +83,9 @@ class Exchanges:
             context, replica = self._context, self._replica
             own = replica.fragment_of(fragment_named(pair.name, len(replica.fragments)))
             nearness, wire = self._nearness_of(own), context.manifest.wire
-            offer = OutgoingUpdate(own, self._weights, wire, self._transfer, nearness, pair.name)
-            partners = IncomingUpdate(self._buffers, self._weights, own)
-            exchange = self._exchanges[pair] = PairExchange(pair, own, offer, partners, context.supervisor)
+            outgoing = OutgoingUpdate(own, self._weights, wire, self._transfer, nearness, pair.name)
+            incoming = IncomingUpdate(self._buffers, self._weights, own)
+            exchange = self._exchanges[pair] = PairExchange(pair, own, outgoing, incoming, context.supervisor)
         return exchange
 
     def _nearness_of(self, own: Fragment) -> Nearness | None:

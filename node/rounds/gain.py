@@ -25,7 +25,7 @@ from protocol.ground import PeerId
 PARTNERS = 16  # last ones that count, one vote each
 LEAST_MEETINGS = 3
 NEWEST = 0.25  # of a partner's vote is its last meeting's: a cosine of a sample is a rough one
-# Whoever fills the stage with records makes N as large as it likes; and nobody measured more than 16 replicas.
+# A peer that fills the stage with made-up records makes N as large as it likes. Measurements end at 16 replicas.
 LONGEST = 2.0
 
 
@@ -49,13 +49,16 @@ class Gain:
         self._meetings = 0
 
     def met(self, peer: PeerId, shared: float) -> None:
-        """Note the cosine of the own progress and a partner's."""
+        """Record the cosine of this replica's progress and a partner's."""
         before = self._shared.get(peer, shared)
         self._shared[peer] = before + NEWEST * (shared - before)
         self._meetings += 1
 
     def factor(self, replicas: int) -> float:
-        """By eq. (1), for a stage of so many replicas, `LONGEST` at most; 1 until enough partners were met."""
+        """Return what to multiply Δ by in a stage of N = `replicas`, by eq. (1): from 1 to `LONGEST`.
+
+        1 where nothing is given back, or until `LEAST_MEETINGS` meetings with partners.
+        """
         if not self._returned or replicas < 2 or self._meetings < LEAST_MEETINGS:
             return 1.0
         shared = min(1.0, max(0.0, median(self._shared.values())))

@@ -151,7 +151,7 @@ class PairAverager(Averager):
             self._kin.met(partner)
             self.matchmaker.standing.met()
             context.counters.partners.note(partner)
-            context.ledger.note_round(partner)
+            context.contributions.note_round(partner)
 
     def begin_round(self) -> None:
         self.matchmaker.begin_round()

@@ -124,7 +124,7 @@ class Kin:
     def older(self) -> Lineage | None:
         """The oldest lineage that a member of the stage has, older than this replica's and proved to be; or None."""
         past, stage, begun = self._context.past, self._context.stage, self._replica.lineage.begun
-        if past is None or self._context.view.elapsed() < self._alone_until:
+        if self._context.view.elapsed() < self._alone_until:
             return None
         claimed = [(member.announcement.lineage, member.peer) for member in self._older()]
         proved = [lineage for lineage, peer in claimed if past.proves(stage, peer, lineage, begun)]

@@ -14,7 +14,7 @@ from protocol.ground import PeerId
 DRAWS = 4  # of candidates, before those that may be asked are listed
 LATE = 3  # engaged replicas asked: with 1 or 2 it is no different
 # of the chance of others: a replica with which all goes through a third peer. Pairs mix weights, so it is not less.
-THROUGH_OTHERS = 0.5
+CHANCE_THROUGH_OTHERS = 0.5
 REFERRED = 8  # replicas that look for a partner, that one remembers who is asked, and one that asks
 REFERRED_AFTER = 3  # engaged replicas asked: before, a random one is as likely to be free
 RECENT = 32.0  # round trips: longer ago, a replica that looked for a partner has one
@@ -52,10 +52,10 @@ class Prospects:
         rng: random.Random,
         through_others: Collection[PeerId] = (),
     ) -> PeerId | None:
-        """One of those that may agree after so many inner steps, at random; None when there is none.
+        """Return a random candidate that may agree after `steps` inner steps of the round; None without one.
 
-        All are as likely, but for those that are reached `through_others`: `THROUGH_OTHERS` as likely each.
-        Late in a search, one that another who refused has told of comes first.
+        A candidate of `through_others` is `CHANCE_THROUGH_OTHERS` as likely as another. Late in a search a candidate
+        that an engaged replica has named comes first.
         """
         if len(self._refused) >= ASKED_AT_MOST or not candidates:
             return None
@@ -68,13 +68,15 @@ class Prospects:
                 return peer
         for _ in range(DRAWS):  # in a large stage nearly all may
             if may_agree(peer := rng.choice(candidates)) and (
-                peer not in through_others or rng.random() < THROUGH_OTHERS
+                peer not in through_others or rng.random() < CHANCE_THROUGH_OTHERS
             ):
                 return peer
         willing = [peer for peer in candidates if may_agree(peer)]
         if not through_others or not willing:
             return rng.choice(willing) if willing else None
-        [chosen] = rng.choices(willing, [THROUGH_OTHERS if p in through_others else 1.0 for p in willing])
+        [chosen] = rng.choices(
+            willing, [CHANCE_THROUGH_OTHERS if p in through_others else 1.0 for p in willing]
+        )
         return chosen
 
     @property

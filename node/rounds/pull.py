@@ -16,22 +16,22 @@ class Pull:
 
     def __init__(
         self,
-        offer: OutgoingUpdate,
-        partners: IncomingUpdate,
+        outgoing: OutgoingUpdate,
+        incoming: IncomingUpdate,
         own: Fragment,
-        left: torch.Tensor | None = None,
+        unread: torch.Tensor | None = None,
     ) -> None:
-        """`left` says of each block, bool [blocks], whether nothing is pulled there."""
-        self._left = left
-        self._offer = offer
-        self._partners = partners
+        """`unread`, bool [blocks], is true where one of the two could not read the other: nothing is pulled there."""
+        self._unread = unread
+        self._outgoing = outgoing
+        self._incoming = incoming
         self._own = own
         self._device = own.device
         self._room = torch.empty(PIECE_PARAMETERS)
         self._values: torch.Tensor | None = None
-        self._stride = sample_stride(partners.total.numel())
+        self._stride = sample_stride(incoming.total.numel())
         # every n-th value of the pull, filled in as pieces are made
-        self.sample = torch.empty_like(sampled(partners.total), device=own.device)
+        self.sample = torch.empty_like(sampled(incoming.total), device=own.device)
 
     @torch.no_grad()
     def piece(self, index: int, bounds: slice) -> torch.Tensor:
@@ -50,11 +50,11 @@ class Pull:
         What is written to it counts.
         """
         if self._values is None:
-            total = self._partners.total
+            total = self._incoming.total
             if self._own.steps_at_once:
                 self._values = self._whole_there(total)
             else:
-                for index, bounds in self._offer.pieces():
+                for index, bounds in self._outgoing.pieces():
                     self._make(index, bounds, total[bounds])
                 self._values = total
         return self._values
@@ -68,29 +68,29 @@ class Pull:
         large = [slice(start, start + AT_ONCE) for start in range(0, len(values), AT_ONCE)]
         room = torch.empty(min(AT_ONCE, len(values)), device=self._device)
         for bounds in large:
-            self._offer.add_without_losses(bounds, values[bounds], -0.5)
-        for index, bounds in self._offer.pieces():
-            self._partners.read(index, bounds, total[bounds])
-            self._offer.add_with_losses(index, total[bounds], -0.5)
+            self._outgoing.add_without_losses(bounds, values[bounds], -0.5)
+        for index, bounds in self._outgoing.pieces():
+            self._incoming.read(index, bounds, total[bounds])
+            self._outgoing.add_with_losses(index, total[bounds], -0.5)
         for bounds in large:
             values[bounds].add_(room[: len(total[bounds])].copy_(total[bounds]))
         for indices in self._own.in_groups(range(self._own.pieces)):
-            self._offer.add_near(indices, values[self._own.bounds_of(indices)], -0.5)
-        self._leave(values, slice(0, len(values)))
+            self._outgoing.add_near(indices, values[self._own.bounds_of(indices)], -0.5)
+        self._drop_unread(values, slice(0, len(values)))
         self.sample.copy_(sampled(values))
         return values
 
     def _make(self, index: int, bounds: slice, room: torch.Tensor) -> torch.Tensor:
         """Make a piece by subtracting halves: the difference of two finite numbers may not be finite."""
-        self._partners.read(index, bounds, room)
+        self._incoming.read(index, bounds, room)
         values = room.to(self._device)
-        self._offer.add_as_sent(index, bounds, values, -0.5)
-        self._leave(values, bounds)
+        self._outgoing.add_as_sent(index, bounds, values, -0.5)
+        self._drop_unread(values, bounds)
         picked, first = values[-bounds.start % self._stride :: self._stride], -(-bounds.start // self._stride)
         self.sample[first : first + len(picked)].copy_(picked)
         return values
 
-    def _leave(self, values: torch.Tensor, bounds: slice) -> None:
-        """Leave no pull, in the entries of `bounds`, where one of the two could not read the other."""
-        if self._left is not None and (left := self._left[blocks_in(bounds)]).any():
-            values[left.repeat_interleave(BLOCK)[: len(values)].to(values.device)] = 0
+    def _drop_unread(self, values: torch.Tensor, bounds: slice) -> None:
+        """Set to 0, in the entries of `bounds`, the blocks that one of the two could not read."""
+        if self._unread is not None and (unread := self._unread[blocks_in(bounds)]).any():
+            values[unread.repeat_interleave(BLOCK)[: len(values)].to(values.device)] = 0

@@ -156,7 +156,7 @@ class FirstState:
         """
         context = self._context
         await context.ask_of_past()
-        found = context.past.of(context.stage, without=context.me) if context.past is not None else []
+        found = context.past.of(context.stage, without=context.me)
         return max(found, key=lambda one: (one.step, one.seen), default=None)
 
     async def _wait_for_return(self, checkpoint: Checkpoint | None, is_move: bool) -> bool:
@@ -290,7 +290,7 @@ class FirstState:
     def _tell_beginning(self, source: str) -> None:
         """Give the replica the lineage that begins now: the stage's first, or one more than the last one known."""
         context, now = self._context, round(self._context.transport.now(), 3)
-        known = context.past.of(context.stage) if context.past is not None else []
+        known = context.past.of(context.stage)
         last = max((one.lineage for one in known), default=None)
         lineage = self._replica.lineage = Lineage(0, now) if last is None else last.next(now)
         if last is None:
@@ -353,7 +353,7 @@ class FirstState:
 
     def _is_proved(self, lineage: Lineage, before: float) -> bool:
         context = self._context
-        return context.past is not None and any(
+        return any(
             context.past.proves(context.stage, member.peer, lineage, before) for member in self._of(lineage)
         )
 

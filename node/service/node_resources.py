@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 
 from node.config import NodeConfig
 from node.giving.ledger import ContributionLedger
-from node.links.links import Links
 from node.membership.data_source import DataSupply, ReadData, RunTokenizer
 from node.membership.membership import Membership
 from node.membership.moving import OwnersPlan
-from node.membership.past import Past
 from node.membership.stage_choice import Abilities
 from node.membership.view import View
 from node.membership.ways_in import WaysIn
@@ -26,7 +24,6 @@ from node.storage.state_directory import StateDirectory
 from node.watch.events import Events
 from node.watch.history import Thinned
 from node.watch.trace import NO_TRACE, Trace
-from protocol.access.admission import Admission
 from protocol.messages.peers import MOST_HISTORY, HistoryPoint
 from protocol.rpc.rpc import Rpc
 from protocol.run.manifest import Manifest
@@ -67,16 +64,12 @@ class NodeResources:
     surroundings: Surroundings
     rpc: Rpc
     supervisor: Supervisor
-    view: View = field(default_factory=View)
-    links: Links = field(default_factory=Links)
-    ledger: ContributionLedger = field(default_factory=ContributionLedger)
+    contributions: ContributionLedger = field(default_factory=ContributionLedger)
     history: Thinned[HistoryPoint] = field(default_factory=lambda: Thinned(MOST_HISTORY, HISTORY_SECONDS))
     since: float = 0.0  # when it joined, by the loop's clock
     leave_by: float | None = None  # loop time at which leaving is to be over, once that has begun
-    signed: SignedManifest = field(init=False)
-    admission: Admission | None = None  # to a run that has rules of access, once it has been found
+    membership: Membership = field(init=False)  # from entering the run on
     plan: OwnersPlan = field(init=False)  # of who serves which stage
-    past: Past = field(init=False)  # of the run's stages
     ways: WaysIn | None = None  # in to this node; None where it looks for none
     copies: CopyService = field(init=False)  # of stages, on this node's disk
     abilities: Abilities = field(init=False)
@@ -85,8 +78,8 @@ class NodeResources:
 
     @window
     def __repr__(self) -> str:
-        run = self.signed.run_id if self.__dict__.get("signed") else "not found yet"
-        return f"Peer: {short(self.transport.peer_id)} | Run: {run} | View: {self.view!r} | Links: {self.links!r}"
+        run = repr(self.membership) if self.has_entered else "not entered yet"
+        return f"Peer: {short(self.transport.peer_id)} | Run: {run}"
 
     @property
     def transport(self) -> Transport:
@@ -97,11 +90,17 @@ class NodeResources:
         return self.surroundings.events
 
     @property
-    def membership(self) -> Membership:
-        """The membership in the run, once it has been found."""
-        return Membership(
-            self.rpc, self.signed, self.view, self.links, self.events, self.supervisor, self.admission
-        )
+    def has_entered(self) -> bool:
+        """Return whether this node has found and entered its run, so that there is a membership."""
+        return hasattr(self, "membership")
+
+    @property
+    def signed(self) -> SignedManifest:
+        return self.membership.signed
+
+    @property
+    def view(self) -> View:
+        return self.membership.view
 
     def time_given(self, *, is_first_stage: bool) -> float:
         """Seconds left of those that the volunteer gave, which begin with training; 0 is no limit."""

@@ -27,7 +27,7 @@ class Receipts:
 
     def __init__(self, member: NodeResources) -> None:
         self._member = member
-        self._ledger: ContributionLedger = member.ledger
+        self._ledger: ContributionLedger = member.contributions
 
     @window
     def __repr__(self) -> str:

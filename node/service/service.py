@@ -12,13 +12,12 @@ from functools import partial
 
 import torch
 
-from node.context import Context, Counters, Throughput, announcement, history_point, statistics
+from node.context import Context, Throughput, announcement, history_point, statistics
 from node.giving.bandwidth import most_by_bandwidth
 from node.giving.policy import VolunteerLimits
 from node.machine.limits import tcp_port
 from node.membership.discovery import Discovery
-from node.membership.hearsay import hear_about, show
-from node.membership.past import ask_of_past
+from node.membership.hearsay import show
 from node.membership.ways_in import WaysIn
 from node.model.compiling import NOT_COMPILED, Compiling
 from node.model.compute import Compute, Priority
@@ -110,26 +109,14 @@ def _context_of(member: NodeResources, stage: int, compute: Compute, supervisor:
     trace = member.surroundings.trace
     trace.name_process(f"stage {stage} …{member.transport.peer_id[-8:]}")
     return Context(
-        me=member.transport.peer_id,
-        run_id=member.signed.run_id,
-        manifest=member.signed.manifest,
-        stage=stage,
-        transport=member.transport,
-        rpc=member.rpc,
-        view=member.view,
-        compute=compute,
-        events=member.events,
-        counters=Counters(),
+        member.membership,
+        stage,
+        compute,
         throughput=Throughput(most_by_bandwidth(member.config, member.signed.manifest, stage)),
-        trace=trace,
-        links=member.links,
-        ledger=member.ledger,
-        name=member.config.name,
         supervisor=supervisor,
+        trace=trace,
+        name=member.config.name,
         random=member.random,
-        hear_about=partial(hear_about, member.membership, stage),
-        past=member.past,
-        ask_of_past=partial(ask_of_past, member.membership, member.past, stage),
     )
 
 
@@ -247,7 +234,7 @@ class Service:
             lambda peer: context.view.stage_of(peer, context.transport.now()),
             context.transport.now,
             VISITOR_BYTES + 16 * manifest.tokens_per_microbatch,  # tokens and labels
-            self._member.admission,
+            self._member.membership.admission,
             context.view.introduced,
             context.view.network_at,
             Allowance.shared(*VolunteerLimits.of(self._member.config).visitors_bytes(*VISITOR_DOWNLOADS)),
@@ -326,7 +313,7 @@ class Service:
         wanted = WantedState.of(self.context.manifest, self.stage, self.replica.parameters)
         self._first_state = FirstState(
             self.context, self.replica, self.checkpoints, self._discovery, self.trainer,
-            StageCopies(member.membership, member.past, wanted), member.plan,
+            StageCopies(member.membership, wanted), member.plan,
             config.from_checkpoint, config.begin_anew,
         )  # fmt: skip
         self._keep_discovery()

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from node.membership.membership import Membership
-from node.membership.past import ASKED, Past, Remembered, asked_peers
+from node.membership.others_past import ASKED, asked_peers
+from node.membership.past import Remembered
 from node.model.fragment import PIECE_PARAMETERS
 from node.model.replica import digest_of
 from node.state.download import State, WantedState
@@ -25,14 +26,8 @@ from node.storage.state_directory import StateDirectory
 from protocol.codecs.codec import encode
 from protocol.errors import CodecError, JoinError, NolocoError, Refused, StateError
 from protocol.ground import PeerId
-from protocol.messages.peers import (
-    MOST_STAGES_ASKED,
-    Copies,
-    GetCopies,
-    GetCopyPiece,
-    StageCopy,
-    StatePiece,
-)
+from protocol.messages.peers import MOST_STAGES_ASKED
+from protocol.messages.state import Copies, GetCopies, GetCopyPiece, StageCopy, StatePiece
 from protocol.records.lineage import Lineage
 from protocol.rpc.rpc import Answer, Request, Rpc
 from protocol.supervision import all_of
@@ -163,9 +158,8 @@ def _further(past: Sequence[Remembered]) -> int:
 class StageCopies:
     """Finds the copies that others have of one stage. Mutable state: peers that offered one and did not give it."""
 
-    def __init__(self, membership: Membership, past: Past, wanted: WantedState) -> None:
+    def __init__(self, membership: Membership, wanted: WantedState) -> None:
         self._membership = membership
-        self._past = past
         self._wanted = wanted
         self._in_vain: set[PeerId] = set()
 
@@ -183,7 +177,7 @@ class StageCopies:
             for peer, copies in offers.items()
             if peer not in self._in_vain
         }
-        return chosen(possible, self._past.of(self._wanted.stage), self._membership.lifetime)
+        return chosen(possible, self._membership.past.of(self._wanted.stage), self._membership.lifetime)
 
     async def offers(self, beyond: int) -> dict[PeerId, list[StageCopy]]:
         """Ask the peers that had the stage last, the seed peer and others for copies beyond step `beyond`.
@@ -206,7 +200,7 @@ class StageCopies:
                 if copy.stage == wanted.stage and copy.parameters == wanted.parameters and copy.step > beyond
             ]
 
-        past = self._past.of(wanted.stage)
+        past = self._membership.past.of(wanted.stage)
         for one in past[:ASKED]:  # it may rest, with the stage on its disk
             membership.transport.learn(one.peer, list(one.addresses))
         asked = [one.peer for one in past[:ASKED]] + await asked_peers(membership, 2 * ASKED)

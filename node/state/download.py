@@ -37,7 +37,7 @@ from node.state.witnesses import (
 )
 from protocol.errors import CodecError, JoinError, NolocoError, later
 from protocol.ground import PeerId
-from protocol.messages.peers import GetStateIndex
+from protocol.messages.state import GetStateIndex
 from protocol.rpc.rpc import Rpc
 from protocol.run.manifest import Inner, Manifest
 from protocol.supervision import all_of

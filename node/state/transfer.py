@@ -30,7 +30,7 @@ from node.state.witnesses import sample_of
 from protocol.codecs.codec import encode
 from protocol.errors import CodecError, JoinError, NolocoError, Refused, later
 from protocol.ground import PeerId
-from protocol.messages.peers import (
+from protocol.messages.state import (
     GetStateIndex,
     GetStatePiece,
     GetStateSample,

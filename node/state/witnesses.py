@@ -27,7 +27,7 @@ import torch
 from node.model.inner import learning_rate
 from protocol.errors import NolocoError
 from protocol.ground import PeerId
-from protocol.messages.peers import MOST_POSITIONS, GetStateSample, StateSample
+from protocol.messages.state import MOST_POSITIONS, GetStateSample, StateSample
 from protocol.rpc.rpc import Rpc
 from protocol.run.manifest import Inner
 from protocol.supervision import all_of

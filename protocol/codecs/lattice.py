@@ -72,15 +72,21 @@ def cell_for(distance: Tensor, bits: int) -> Tensor:
     return distance * (SPANNED[bits] / float(1 << bits - 1))
 
 
-def to_lattice(flat: Tensor, cells: Tensor, seed: int, bits: int) -> LatticePoints:
+def to_lattice(flat: Tensor, cells: Tensor, seeds: Sequence[int], bits: int, each: int = 0) -> LatticePoints:
     """The points of a float32 tensor [n], each block with at least its cell of `cells` [blocks].
 
-    A cell is rounded up to one that has a byte, and is larger where the block's values are 2^21 times as large.
-    Raises `CodecError` for NaN, infinity, a cell that is no number, and values beyond 2^40.
+    `each` blocks follow one of the seeds, or all the only one. A cell is rounded up to one that has a byte, and is
+    larger where the block's values are 2^21 times as large. Raises `CodecError` for NaN, infinity, a cell that is no
+    number, and values beyond 2^40.
     """
-    if flat.device.type == "cpu":
-        return _to_lattice_here(flat, cells, seed, bits)
-    return to_lattice_there(flat, cells, numbers_of((seed,), len(cells), flat.device), bits)
+    if _is_for_loops(flat, seeds):
+        return _to_lattice_here(flat, cells, seeds[0], bits)
+    return to_lattice_there(flat, cells, numbers_of(seeds, len(cells), flat.device, each), bits)
+
+
+def _is_for_loops(flat: Tensor, seeds: Sequence[int]) -> bool:
+    """Return whether the compiled loops can do it: one piece, on the host."""
+    return flat.device.type == "cpu" and len(seeds) == 1
 
 
 def numbers_of(seeds: Sequence[int], blocks: int, device: torch.device, each: int = 0) -> Tensor:
@@ -106,14 +112,17 @@ def to_lattice_there(flat: Tensor, cells: Tensor, numbers: Tensor, bits: int) ->
     )
 
 
-def as_sent(flat: Tensor, sent: LatticePoints, seed: int) -> Tensor:
-    """ẑ [n] of the tensor that `sent` was made of, as every receiver that can read a block reads it."""
-    if flat.device.type == "cpu":
+def as_sent(flat: Tensor, sent: LatticePoints, seeds: Sequence[int], each: int = 0) -> Tensor:
+    """ẑ [n] of the tensor that `sent` was made of, as every receiver that can read a block reads it.
+
+    `seeds` and `each` as of `to_lattice`.
+    """
+    if _is_for_loops(flat, seeds):
         rows = _in_blocks(flat.float())
         read = torch.empty_like(rows)
-        lattice_kernels.read_sent(_array(rows), sent.cells.numpy(), tables(), seed, _array(read))
+        lattice_kernels.read_sent(_array(rows), sent.cells.numpy(), tables(), seeds[0], _array(read))
         return read.view(-1)[: sent.count]
-    return as_sent_there(flat, sent, numbers_of((seed,), len(sent.cells), flat.device))
+    return as_sent_there(flat, sent, numbers_of(seeds, len(sent.cells), flat.device, each))
 
 
 def as_sent_there(flat: Tensor, sent: LatticePoints, numbers: Tensor) -> Tensor:
@@ -122,14 +131,17 @@ def as_sent_there(flat: Tensor, sent: LatticePoints, numbers: Tensor) -> Tensor:
     return _rotated_back(points, sent.cells, numbers)[: sent.count]
 
 
-def read_beside(own: Tensor, received: LatticePoints, seed: int) -> tuple[Tensor, Tensor]:
+def read_beside(
+    own: Tensor, received: LatticePoints, seeds: Sequence[int], each: int = 0
+) -> tuple[Tensor, Tensor]:
     """(ẑ [n], whether each block is read, bool [blocks]) by a receiver that holds `own` [n].
 
-    What is unread has the receiver's own values. Never raises for what a peer sent, if the sizes fit.
+    `seeds` and `each` as of `to_lattice`. What is unread has the receiver's own values. Never raises for what a peer
+    sent, if the sizes fit.
     """
-    if own.device.type == "cpu":
-        return _read_beside_here(own, received, seed)
-    return read_beside_there(own, received, numbers_of((seed,), len(received.cells), own.device))
+    if _is_for_loops(own, seeds):
+        return _read_beside_here(own, received, seeds[0])
+    return read_beside_there(own, received, numbers_of(seeds, len(received.cells), own.device, each))
 
 
 def read_beside_there(own: Tensor, received: LatticePoints, numbers: Tensor) -> tuple[Tensor, Tensor]:

@@ -34,10 +34,7 @@ def encode_near(flat: Tensor, codec: str, cells: Tensor, seeds: Sequence[int], e
     several come at once or one by one. Raises `CodecError` for NaN, infinity and values beyond 2^40.
     """
     flat = flat.detach()
-    if len(seeds) == 1:
-        points = lattice.to_lattice(flat, cells, seeds[0], BITS[codec])
-    else:
-        points = lattice.to_lattice_there(flat, cells, _numbers(seeds, flat, entries), BITS[codec])
+    points = lattice.to_lattice(flat, cells, seeds, BITS[codec], entries // BLOCK)
     checksums = points.checksums.cpu().view(torch.uint8).view(-1, 4)[:, :CHECKSUM_BYTES]
     parts = [_bytes_of(part) for part in (points.cells.cpu(), checksums, points.remainders.cpu())]
     cuts = [(start, min(start + entries, flat.numel())) for start in range(0, flat.numel(), entries)]
@@ -49,9 +46,7 @@ def encode_near(flat: Tensor, codec: str, cells: Tensor, seeds: Sequence[int], e
 
 def as_sent(flat: Tensor, sent: Sequence[Encoded], seeds: Sequence[int], entries: int) -> Tensor:
     """The values [n] that every receiver able to read a block reads of it; `sent` was made of `flat`, unchanged."""
-    if len(seeds) == 1:
-        return lattice.as_sent(flat, points_in(sent, flat.device), seeds[0])
-    return lattice.as_sent_there(flat, points_in(sent, flat.device), _numbers(seeds, flat, entries))
+    return lattice.as_sent(flat, points_in(sent, flat.device), seeds, entries // BLOCK)
 
 
 def read_beside(
@@ -65,9 +60,7 @@ def read_beside(
     shapes = [(min(entries, own.numel() - start),) for start in range(0, own.numel(), entries)]
     if [encoded.shape for encoded in received] != shapes:
         raise CodecError("a contribution does not have the shape of this stage")
-    if len(seeds) == 1:
-        return lattice.read_beside(own, points_in(received, own.device), seeds[0])
-    return lattice.read_beside_there(own, points_in(received, own.device), _numbers(seeds, own, entries))
+    return lattice.read_beside(own, points_in(received, own.device), seeds, entries // BLOCK)
 
 
 def rounding_of(received: Sequence[Encoded]) -> Tensor:
@@ -97,10 +90,6 @@ def _parts_of(encoded: Encoded) -> tuple[Tensor, Tensor, Tensor]:
     )
     whole = torch.nn.functional.pad(checksums.view(-1, CHECKSUM_BYTES), (0, 1)).contiguous()
     return cells, whole.view(torch.int32).view(-1), remainders
-
-
-def _numbers(seeds: Sequence[int], flat: Tensor, entries: int) -> Tensor:
-    return lattice.numbers_of(seeds, -(-flat.numel() // BLOCK), flat.device, entries // BLOCK)
 
 
 def _cut(part: memoryview, start: int, stop: int, values: int) -> memoryview:

@@ -16,7 +16,8 @@ from protocol.access.peer_limits import WITHOUT_END, Allowance, Bounded, PeerTab
 from protocol.errors import PeerUnreachable, RecordError, Refused
 from protocol.ground import PeerId, Record
 from protocol.messages import Answer, Asker, Done, Request, Traffic
-from protocol.messages.peers import GetCopyPiece, GetStatePiece, GetTokenizer, Introduce
+from protocol.messages.peers import Introduce
+from protocol.messages.state import GetCopyPiece, GetStatePiece, GetTokenizer
 from protocol.records.announcement import Announcement, open_announcement
 from protocol.rpc.visitor_places import VisitorPlaces
 from protocol.transport.base import Stream

@@ -395,7 +395,7 @@ def toml_contents(path: Path) -> dict[str, object]:
         if raw.startswith(SIGNED):
             raise ManifestError(
                 f"{path} is a run's signed manifest, not TOML: leave it as it is. noloco manifest check {path} shows "
-                "it, and noloco-bootstrap --dir with its directory takes the run up."
+                "it, and noloco-bootstrap --state-dir with its directory takes the run up."
             )
         return _parsed(raw.decode("utf-8-sig"), str(path))
     except OSError as error:

@@ -140,7 +140,7 @@ class Libp2pTransport(Transport):
     async def open(self, peer: PeerId, protocol: str, deadline: float, *, ahead: bool = False) -> Stream:
         """See `Transport.open`. A peer that could not be reached rests for a while, unless it comes by itself."""
         session, clock = self._up(), asyncio.get_running_loop().time
-        if self._thirds.is_hidden(peer):
+        if self._thirds.calls_itself_hidden(peer):
             is_direct = await self._is_direct(session, peer, min(HEAD_START, deadline))
             self._thirds.note_direct(peer, is_direct=is_direct)
             if not is_direct:

@@ -89,7 +89,7 @@ class ThirdPeers:
             self._ways.pop(peer, None)
             self._direct.pop(peer, None)
 
-    def is_hidden(self, peer: PeerId) -> bool:
+    def calls_itself_hidden(self, peer: PeerId) -> bool:
         """Return whether the peer's record says that nobody can dial it."""
         return peer in self._ways
 

@@ -16,6 +16,7 @@ from node.links.links import Links
 from node.membership.discovery import Discovery, read_stage
 from node.membership.hearsay import hear_from_several, serve_records
 from node.membership.membership import Membership
+from node.membership.past import Past
 from node.membership.view import View
 from node.pipeline.routing import Router
 from node.watch.events import Events
@@ -63,7 +64,8 @@ class Honest:
         limits = SimpleNamespace(record_lifetime=LIFETIME)
         signed: Any = SimpleNamespace(run_id=RUN, manifest=SimpleNamespace(stages=1, limits=limits))
         events = Events(transport.now, lambda event: None)
-        self.membership = Membership(self.rpc, signed, self.view, Links(), events, self.supervisor)
+        past = Past(RUN, lambda _: 1, LIFETIME, transport.now)
+        self.membership = Membership(self.rpc, signed, self.view, Links(), events, self.supervisor, past)
         self.discovery = Discovery(self.membership, None, [0], 0, lambda: announcement_of(transport))
 
     async def start(self) -> None:

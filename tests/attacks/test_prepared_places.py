@@ -119,10 +119,13 @@ def test_what_another_user_put_into_an_open_directory_is_refused(name: str, what
 
 @pytest.mark.parametrize("is_private", [True, False])
 def test_a_directory_for_all_is_refused(is_private: bool, scratch: Path) -> None:
-    with user(VICTIM), pytest.raises(StateError, match=r"every user of this machine can change.*--dir\.$"):
-        own(folder_of_root(scratch / "shared"), "--dir", is_private=is_private)
+    with (
+        user(VICTIM),
+        pytest.raises(StateError, match=r"every user of this machine can change.*--state-dir\.$"),
+    ):
+        own(folder_of_root(scratch / "shared"), "--state-dir", is_private=is_private)
     with user(VICTIM):
-        own(scratch / "of the victim's", "--dir", is_private=is_private).release()
+        own(scratch / "of the victim's", "--state-dir", is_private=is_private).release()
 
 
 def folder_of_root(path: Path) -> Path:
@@ -216,7 +219,7 @@ def test_a_key_of_another_users_is_not_taken_for_this_ones(scratch: Path) -> Non
 def test_root_works_in_the_folder_of_a_user_but_keeps_no_secrets_there(scratch: Path) -> None:
     """As in a container whose volume belongs to a user of the host."""
     volume = folder_of(VICTIM, scratch / "volume", 0o755)
-    own(volume, "--dir").release()
+    own(volume, "--state-dir").release()
     write_whole(volume / "summary.json", "{}", "Choose another file.")
     check_order(ExportOrder(volume / "model"))
     with user(VICTIM):

@@ -246,7 +246,7 @@ class FriendsRun:
         self.join = f"--join {self.seed.join_address()}"
 
     def founder(self, name: str, *arguments: str) -> SeedDaemon:
-        """Type `noloco-bootstrap --dir NAME` with `arguments`, and wait until it is ready."""
+        """Type `noloco-bootstrap --state-dir NAME` with `arguments`, and wait until it is ready."""
         seed = SeedDaemon(self.place / name, *arguments)
         seed.join_address()
         return seed

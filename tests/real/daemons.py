@@ -152,8 +152,8 @@ class SeedDaemon(Daemon):
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         command = [
-            *(program or (sys.executable, "-m", "bootstrap.found_cli")), "--dir", str(directory), "--host", host,
-            "--port", "0", *arguments,
+            *(program or (sys.executable, "-m", "bootstrap.found_cli")), "--state-dir", str(directory),
+            "--host", host, "--port", "0", *arguments,
         ]  # fmt: skip
         super().__init__(command, directory / "output.log", prefix)
 

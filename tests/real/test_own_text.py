@@ -52,7 +52,7 @@ def test_wrong_data_and_tokenizers_end_a_local_swarm_before_it_starts(tmp_path: 
     (tmp_path / "no.json").write_text("{}")
     (tmp_path / "tokenizer.json").write_bytes(bpe())
     place = as_hub_layout(tmp_path / "dataset", DOCUMENTS)
-    swarm = ("swarm", "--dir", "run", "--summary", "summary.json")
+    swarm = ("swarm", "--state-dir", "run", "--summary", "summary.json")
     assert_refused(
         run("bootstrap.tools_cli", *swarm, "--tokenizer", "no.json", cwd=tmp_path), "not a tokenizer", "Give"
     )

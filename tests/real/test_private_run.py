@@ -38,8 +38,11 @@ def test_invited_revoked_and_never_invited(tmp_path: Path) -> None:
     seed = SeedDaemon(tmp_path / "seed", "--manifest", str(tmp_path / "run.toml"))
     address = seed.join_address()
     helper = str(tmp_path / "helper.noloco")
-    bootstrap("delegate", helper, "--dir", run)
-    words, delegated = bootstrap("invite", "--words", "--dir", run), bootstrap("invite", "--delegate", helper)
+    bootstrap("delegate", helper, "--state-dir", run)
+    words, delegated = (
+        bootstrap("invite", "--words", "--state-dir", run),
+        bootstrap("invite", "--delegate", helper),
+    )
     at = "127.0.0.1:" + address.split("/")[4]
     nodes = [
         NodeDaemon(tmp_path / "node-0", words, "--at", at),
@@ -57,7 +60,7 @@ def test_invited_revoked_and_never_invited(tmp_path: Path) -> None:
     assert late.process.wait(patience(30.0)) == MEND
     assert "The words let this node in" in nodes[0].output
 
-    visitor = bootstrap("invite", "--dir", run)
+    visitor = bootstrap("invite", "--state-dir", run)
     for shown in (["--token", visitor], []):  # or what it finds beside the daemons of this user
         looked = run_tool("status", "--join", address, *shown)
         assert looked.returncode == 0, looked.stderr
@@ -66,7 +69,7 @@ def test_invited_revoked_and_never_invited(tmp_path: Path) -> None:
     nodes[0].leave()
     nodes[0] = NodeDaemon(tmp_path / "node-0", "--join", address)  # the token is in its state directory
     before = nodes[0].step
-    bootstrap("revoke", delegated, "--dir", run)
+    bootstrap("revoke", delegated, "--state-dir", run)
     began = time.monotonic()
     assert wait_until(lambda: not nodes[1].still_running(), 90)
     assert time.monotonic() - began < 60

@@ -191,7 +191,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
         seed = _founded(folder / "founder", MANIFEST, *page)
         other = _founded(folder / "other", MANIFEST.replace("private = true", "private = false"))
         private, open_ = seed.join_address(), other.join_address()
-        at = "--dir", str(folder / "founder" / "noloco-run")
+        at = "--state-dir", str(folder / "founder" / "noloco-run")
         typed = folder / "typed"
         typed.mkdir()
         used_up, unused, revoked = (command(typed, "invite", *at).out.strip() for _ in range(3))

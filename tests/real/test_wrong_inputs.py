@@ -154,7 +154,7 @@ def test_impossible_and_altered_manifests(tmp_path: Path) -> None:
     raw = bytearray(manifest.read_bytes())
     raw[len(raw) // 2] ^= 1
     manifest.write_bytes(raw)
-    assert_refused(run("bootstrap.found_cli", "--dir", "run", "--port", "0", cwd=tmp_path), "signature")
+    assert_refused(run("bootstrap.found_cli", "--state-dir", "run", "--port", "0", cwd=tmp_path), "signature")
 
 
 def test_an_interrupt_lets_a_node_leave_whether_it_trains_or_waits(seed: SeedDaemon, tmp_path: Path) -> None:

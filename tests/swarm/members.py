@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from bootstrap.lab.in_memory.memory import MemoryTransport
 from bootstrap.lab.in_memory.memory_link import Link
 from bootstrap.lab.in_memory.memory_network import MemoryNetwork
-from node.context import Context, Counters, Throughput
+from node.context import Context, Throughput
 from node.links.trip_times import FIRST_DEADLINE
 from node.membership.view import View
 from node.rounds.matchmaker import Matchmaker
@@ -25,7 +26,7 @@ from protocol.records.announcement import Announcement
 from protocol.records.identity import Identity
 from protocol.records.lineage import Lineage
 from protocol.rpc.rpc import Answer, Request, Rpc
-from tests.swarm.micro import micro_manifest, until
+from tests.swarm.micro import membership_of, micro_manifest, until
 
 K = 10
 STEP_SECONDS = 0.5
@@ -39,6 +40,17 @@ class Round:
     pair: str
     blocked: float  # seconds from the last inner step to the end of the exchange
     concluding: float  # part of it until the partner was named
+
+
+@dataclass(frozen=True)
+class Hearing(Context):
+    """The surroundings of a member that asks nobody for a record: `hear` has it."""
+
+    hear: Callable[[PeerId, PeerId, float], Awaitable[None]] | None = None
+
+    async def hear_about(self, asked: PeerId, named: PeerId, deadline: float) -> None:
+        assert self.hear is not None
+        await self.hear(asked, named, deadline)
 
 
 @dataclass
@@ -67,11 +79,9 @@ class Member:
         await self.transport.start()
         await self.rpc.start()
         settings = {"outer__inner_steps": K, **self.manifest}
-        context: Any = Context(
-            self.peer, "run", micro_manifest(**settings), 0, self.transport, self.rpc, self.view,
-            SimpleNamespace(), SimpleNamespace(), Counters(), self.throughput,  # type: ignore[arg-type]
-            hear_about=self.hear_about,
-        )  # fmt: skip
+        membership = membership_of(self.rpc, micro_manifest(**settings), self.view)
+        no_compute: Any = SimpleNamespace()
+        context = Hearing(membership, 0, no_compute, throughput=self.throughput, hear=self.hear_about)
         replica: Any = self.replica
         self.matchmaker = Matchmaker(context, replica, self.rng, lambda pair: self.agreed.update([pair]))
         self.matchmaker.serve(self.rpc)

@@ -22,7 +22,12 @@ from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.data.batches import Batch, TrainingData
 from node.data.documents import DocumentOrder, Split, content_hash
 from node.data.tokenizer import ByteTokenizer
+from node.links.links import Links
+from node.membership.membership import Membership
+from node.membership.past import Past
+from node.membership.view import View
 from node.process.daemon import Node
+from node.watch.events import Events
 from protocol.ground import PeerId
 from protocol.messages.peers import Introduce
 from protocol.records.announcement import Announcement, stage_key
@@ -30,6 +35,8 @@ from protocol.records.identity import Identity
 from protocol.records.records import seal_record
 from protocol.rpc.rpc import Rpc
 from protocol.run.manifest import Manifest, load_preset, manifest_from
+from protocol.run.signed_manifest import SignedManifest
+from protocol.supervision import Supervisor
 
 MICRO: dict[str, Any] = {
     "inner__optimizer": "adamw",
@@ -66,6 +73,19 @@ def micro_manifest(**changes: Any) -> Manifest:
         section = settings[sections[0]] if sections else settings
         section[name] = value
     return manifest_from(settings)
+
+
+def membership_of(
+    rpc: Rpc,
+    manifest: Manifest,
+    view: View | None = None,
+    hear: Callable[[dict[str, Any]], None] = lambda event: None,
+) -> Membership:
+    """The membership of a peer in a run of this manifest; `hear` gets its events."""
+    transport = rpc.transport
+    signed = SignedManifest.sign(manifest, Identity.from_seed("run"))
+    past = Past(signed.run_id, manifest.most_steps, manifest.limits.record_lifetime, transport.now)
+    return Membership(rpc, signed, view or View(), Links(), Events(transport.now, hear), Supervisor(), past)
 
 
 class MadeUpDocuments:

@@ -14,7 +14,7 @@ from bootstrap.inspect.observer import Observer, sampled_spreads
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.process.daemon import Node
 from protocol.codecs.codec import Encoded, as_read, encode
-from protocol.messages.peers import GetStateIndex, GetStatePiece, GetStateSample, StateIndex
+from protocol.messages.state import GetStateIndex, GetStatePiece, GetStateSample, StateIndex
 from protocol.messages.training import Forward
 from protocol.rpc.rpc import Answer, Request, Traffic
 from tests.swarm.micro import (

@@ -14,7 +14,7 @@ from node.model.compute import Priority
 from node.process.daemon import Node
 from protocol.errors import NolocoError, Refused
 from protocol.ground import Record
-from protocol.messages.peers import GetStateIndex, GetStatePiece, StateIndex
+from protocol.messages.state import GetStateIndex, GetStatePiece, StateIndex
 from protocol.messages.training import Propose
 from protocol.records.announcement import Announcement, stage_key
 from protocol.rpc.rpc import Answer, Request, Rpc

@@ -30,7 +30,7 @@ from node.process.daemon import Node
 from node.state.transfer import PIECES_IN_FLIGHT, StateService
 from protocol.errors import JoinError, Refused, ResourceError, TokenizerError
 from protocol.ground import PeerId
-from protocol.messages.peers import GetStatePiece
+from protocol.messages.state import GetStatePiece
 from protocol.rpc.rpc import Answer, Request
 from tests.swarm.micro import micro_swarm, observer_of, run_swarm, stage_nodes
 from tests.swarm.models_out import (

@@ -54,7 +54,7 @@ def test_what_was_given_adds_up_over_lives_and_outlasts_the_giver(tmp_path: Path
         back = (await seen(swarm, "third"))[peers[1]]
         assert back.tokens >= gone.tokens + returned.context.throughput.tokens // 2
         assert back.name == "ann"
-        assert returned.member.ledger.tokens > 0
+        assert returned.member.contributions.tokens > 0
         await swarm.leave()
 
     run_swarm(main())

@@ -18,7 +18,8 @@ from node.state.transfer import RunLimits
 from node.storage.state_directory import StateDirectory
 from protocol.errors import Refused
 from protocol.ground import PeerId
-from protocol.messages.peers import Copies, GetCopies, GetCopyPiece, PastRecord, StageCopy
+from protocol.messages.peers import PastRecord
+from protocol.messages.state import Copies, GetCopies, GetCopyPiece, StageCopy
 from protocol.records.lineage import Lineage
 from protocol.rpc.rpc import Answer, Request
 from tests.swarm.micro import events_of, everyone_goes_on, guest_of, peer_of, run_swarm, step_of, until

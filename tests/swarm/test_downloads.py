@@ -17,7 +17,7 @@ from node.model.replica import Replica
 from node.state.download import State, WantedState, download_state
 from node.state.transfer import DonorProgress, StateService
 from protocol.errors import JoinError
-from protocol.messages.peers import GetStateIndex, GetStatePiece, StatePiece
+from protocol.messages.state import GetStateIndex, GetStatePiece, StatePiece
 from protocol.records.identity import Identity
 from protocol.rpc.rpc import Answer, Request, Rpc
 from tests.swarm.micro import micro_manifest, run_swarm

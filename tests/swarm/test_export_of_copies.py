@@ -24,7 +24,7 @@ from node.state.copies import CopyService
 from node.state.copy_keeper import copies_in
 from node.storage.checkpoint_files import path_of, read
 from protocol.errors import JoinError, Refused
-from protocol.messages.peers import Copies, GetCopies, GetCopyPiece, StageCopy, StatePiece
+from protocol.messages.state import Copies, GetCopies, GetCopyPiece, StageCopy, StatePiece
 from protocol.rpc.rpc import Answer, Request
 from tests.swarm.micro import events_of, observer_of, peer_of, run_swarm, until
 from tests.swarm.test_copies import EVERY, kept_by_seed

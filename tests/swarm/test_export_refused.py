@@ -9,7 +9,7 @@ import pytest
 from bootstrap.export.exporting import export
 from bootstrap.export.order import ExportOrder
 from protocol.errors import JoinError, Refused
-from protocol.messages.peers import GetStateIndex
+from protocol.messages.state import GetStateIndex
 from protocol.rpc.rpc import Answer, Request
 from tests.swarm.micro import observer_of, peer_of, run_swarm, training
 

@@ -27,7 +27,7 @@ from bootstrap.lab.simulation.swarm import SimulatedSwarm
 from node.model.pretrained import Pretrained
 from protocol.codecs.codec import encode
 from protocol.errors import CheckpointError, Refused
-from protocol.messages.peers import GetStatePiece
+from protocol.messages.state import GetStatePiece
 from protocol.messages.training import Evaluate, Predict
 from protocol.run.manifest import Manifest, manifest_from
 from protocol.run.model import Family

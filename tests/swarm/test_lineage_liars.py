@@ -20,7 +20,8 @@ from node.state.copies import chosen
 from node.state.copy_keeper import CopyKeeper, copies_in, lineage_to_keep
 from node.storage.checkpoint_files import path_of, read
 from protocol.ground import PeerId
-from protocol.messages.peers import GetPast, PastRecord, PastRecords, StageCopy
+from protocol.messages.peers import GetPast, PastRecord, PastRecords
+from protocol.messages.state import StageCopy
 from protocol.records.announcement import Announcement, stage_key
 from protocol.records.identity import Identity
 from protocol.records.lineage import Lineage

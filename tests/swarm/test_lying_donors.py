@@ -19,7 +19,7 @@ from node.model.replica import Replica
 from node.process.daemon import Node
 from node.state.transfer import StateService
 from protocol.ground import PeerId
-from protocol.messages.peers import GetStateIndex, GetStatePiece
+from protocol.messages.state import GetStateIndex, GetStatePiece
 from protocol.records.lineage import UNDATED, Lineage
 from protocol.rpc.rpc import Answer, Request
 from protocol.run.manifest import Manifest

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import Refused
-from protocol.messages.peers import GetStatePiece
+from protocol.messages.state import GetStatePiece
 from tests.swarm.micro import events_of, guest_of, peer_of, run_swarm, stage_nodes, until
 from tests.swarm.movers import LIFETIME, kill_half, one_moves, settled, somebody_moved
 

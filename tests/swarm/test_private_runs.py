@@ -16,7 +16,8 @@ from protocol.access.revocations import Revocations, mark_of, revoked_key
 from protocol.access.tokens import Token
 from protocol.errors import NodeFailed, Refused, TokenError
 from protocol.ground import PeerId
-from protocol.messages.peers import GetStateIndex, GetStats
+from protocol.messages.peers import GetStats
+from protocol.messages.state import GetStateIndex
 from protocol.records.announcement import Announcement, stage_key
 from protocol.records.identity import Identity
 from tests.swarm.micro import (
@@ -227,9 +228,11 @@ def test_revocations_reach_members_from_each_other_when_the_dht_has_none() -> No
         first = next(iter(swarm.nodes.values()))
         for transport in (*(node.transport for node in swarm.nodes.values()), swarm.seed_peer.transport):
             transport.get, transport.put = _finds_nothing(transport.get), _takes_nothing(transport.put)
-        first.member.admission.adopt(sealed)
-        await until(lambda: all(n.member.admission.sealed == sealed for n in swarm.nodes.values()), 60.0)
-        assert all(n.member.admission.revoked.entries == entry for n in swarm.nodes.values())
+        first.member.membership.admission.adopt(sealed)
+        await until(
+            lambda: all(n.member.membership.admission.sealed == sealed for n in swarm.nodes.values()), 60.0
+        )
+        assert all(n.member.membership.admission.revoked.entries == entry for n in swarm.nodes.values())
         await swarm.leave()
 
     def _finds_nothing(get: Any) -> Any:

@@ -21,7 +21,7 @@ from node.membership.view import View
 from node.storage.state_directory import StateDirectory
 from protocol.errors import Refused, TokenizerError
 from protocol.ground import PeerId
-from protocol.messages.peers import GetTokenizer, GetTokenizerHashes, TokenizerHashes, TokenizerPiece
+from protocol.messages.state import GetTokenizer, GetTokenizerHashes, TokenizerHashes, TokenizerPiece
 from protocol.records.identity import Identity
 from protocol.rpc.rpc import Answer, Request, Rpc
 from protocol.run.piece_hashes import MAX_TOKENIZER_BYTES, TOKENIZER_PIECE_BYTES, PieceHashes

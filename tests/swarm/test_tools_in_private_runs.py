@@ -227,7 +227,7 @@ def test_nodes_that_shut_a_visitor_out_are_not_taken_for_none(
         here, given = visiting(swarm), token(swarm)
         sealed = Revocations(swarm.network.now(), frozenset({given.invitation.serial}))
         for node in swarm.nodes.values():
-            node.member.admission.adopt(sealed.sign(here.signed.run_id, OWNER))
+            node.member.membership.admission.adopt(sealed.sign(here.signed.run_id, OWNER))
         nodes = [node.transport.addresses()[0] for node in swarm.nodes.values()]
         with pytest.raises(TokenError, match=r"No node of run .* lets this visitor in"):
             await TOOLS["status"]([*here.join, *nodes], given.to_text())

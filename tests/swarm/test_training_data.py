@@ -23,7 +23,7 @@ from node.membership import tokenizer_peers
 from node.membership.tokenizer_peers import ASKED_AT_ONCE, MOST_BYTES, fetch_tokenizer
 from node.storage.position import Position
 from protocol.errors import DataError, TokenizerError
-from protocol.messages.peers import GetTokenizer, TokenizerPiece
+from protocol.messages.state import GetTokenizer, TokenizerPiece
 from protocol.rpc.rpc import Answer, Request
 from protocol.run.manifest import Manifest
 from protocol.run.piece_hashes import TOKENIZER_PIECE_BYTES

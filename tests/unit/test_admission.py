@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from admission_diagram import AT_REST, Place, arrows, diagram
 
 from node.model.memory_model import QUEUE_BATCHES
 from node.pipeline.admission import (
@@ -166,3 +169,14 @@ def test_why_one_more_would_be_refused_is_what_it_is_told_when_it_comes() -> Non
     assert admission.handle(Asked("late")) == [Refuse("late", admission.why_busy() or "")]
     admission.handle(StepBegan())
     assert admission.why_busy() is None
+
+
+def test_the_page_shows_the_ways_as_they_are() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "walks.md").read_text(encoding="utf-8")
+    assert diagram() in page, "python tests/unit/admission_diagram.py prints the diagram for docs/walks.md"
+
+
+def test_every_place_is_reached_and_all_but_the_last_are_left() -> None:
+    found = arrows()
+    assert {after for _, after in found} == set(Place) - {Place.ASKING}
+    assert {before for before, _ in found} == set(Place) - {*AT_REST}

@@ -14,13 +14,12 @@ from bootstrap.lab.in_memory.memory import MemoryTransport, memory_address
 from bootstrap.lab.in_memory.memory_link import Link
 from bootstrap.lab.in_memory.memory_network import MemoryNetwork
 from bootstrap.lab.in_memory.virtual_time import run_virtual
-from node.context import Context, Counters
+from node.context import Context
 from node.membership.view import View
 from node.model.compute import InlineCompute
 from node.model.replica import Replica
 from node.rounds.all_reduce import AllReduce
 from node.rounds.gathers import IN_FLIGHT, mean_of
-from node.watch.events import Events
 from protocol.codecs.codec import as_read, encode
 from protocol.codecs.near_codecs import BITS
 from protocol.errors import Refused
@@ -30,7 +29,7 @@ from protocol.records.identity import Identity
 from protocol.records.lineage import UNDATED
 from protocol.rpc.rpc import Rpc, Traffic
 from protocol.run.manifest import GOSSIP_CODECS
-from tests.swarm.micro import micro_manifest
+from tests.swarm.micro import membership_of, micro_manifest
 
 PART = 64  # entries
 DEADLINE = 5.0
@@ -48,18 +47,8 @@ class Reducer:
             stages=1, outer__method="diloco", wire__gossip=codec, limits__gossip_deadline=DEADLINE
         )
         self.view = View()
-        self.context = Context(
-            me=self.me,
-            run_id="test",
-            manifest=manifest,
-            stage=0,
-            transport=self.transport,
-            rpc=self.rpc,
-            view=self.view,
-            compute=InlineCompute(lambda _: 0.0001),
-            events=Events(self.transport.now, self.told.append),
-            counters=Counters(),
-        )
+        membership = membership_of(self.rpc, manifest, self.view, self.told.append)
+        self.context = Context(membership, 0, InlineCompute(lambda _: 0.0001))
         self.reduce = AllReduce(
             self.context, cast(Replica, SimpleNamespace(parameters=parameters, round=0, lineage=UNDATED))
         )

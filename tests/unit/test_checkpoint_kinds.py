@@ -60,7 +60,7 @@ INSTEAD = {
 def refusal(model: Path) -> str:
     """What noloco-bootstrap says; nothing is left of the run."""
     directory = model.parent / "run"
-    answer = CliRunner().invoke(app, ["--from-checkpoint", str(model), "--dir", str(directory)])
+    answer = CliRunner().invoke(app, ["--from-checkpoint", str(model), "--state-dir", str(directory)])
     assert answer.exit_code == 2, answer.output
     assert "Traceback" not in answer.output
     assert not directory.exists()

@@ -41,7 +41,9 @@ def vocab_and_merges(raw: bytes) -> dict[str, str]:
 def refusal(model: Path, *options: str) -> str:
     """What noloco-bootstrap says; nothing is left of the run."""
     directory = model.parent / "run"
-    answer = CliRunner().invoke(app, ["--from-checkpoint", str(model), "--dir", str(directory), *options])
+    answer = CliRunner().invoke(
+        app, ["--from-checkpoint", str(model), "--state-dir", str(directory), *options]
+    )
     assert answer.exit_code == 2
     assert "Traceback" not in answer.output
     assert not directory.exists()

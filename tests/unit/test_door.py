@@ -18,15 +18,8 @@ from protocol.errors import PeerUnreachable, Refused
 from protocol.ground import PeerId
 from protocol.messages import Asker, Asks, Done
 from protocol.messages.frame import FrameType
-from protocol.messages.peers import (
-    GetStatePiece,
-    GetStats,
-    GetTokenizer,
-    Introduce,
-    NodeStats,
-    StatePiece,
-    TokenizerPiece,
-)
+from protocol.messages.peers import GetStats, Introduce, NodeStats
+from protocol.messages.state import GetStatePiece, GetTokenizer, StatePiece, TokenizerPiece
 from protocol.messages.training import Forward, Propose, Ready
 from protocol.records.announcement import Announcement, stage_key
 from protocol.records.identity import Identity

@@ -151,7 +151,7 @@ def test_a_file_of_the_users_is_in_the_way_and_stays(
             "--join",
             NOBODY,
         ],
-        "of a swarm": ["swarm", "--dir", str(tmp_path), "--summary", str(tmp_path.parent / "s.json")],
+        "of a swarm": ["swarm", "--state-dir", str(tmp_path), "--summary", str(tmp_path.parent / "s.json")],
     }[way]
     if way == "through a link":
         Path(arguments[2]).symlink_to(out)
@@ -159,14 +159,14 @@ def test_a_file_of_the_users_is_in_the_way_and_stays(
     told = " ".join(result.output.split())
     assert result.exit_code == 2, told
     assert name in told
-    assert told.endswith("--dir." if way == "of a swarm" else "--out.")
+    assert told.endswith("--state-dir." if way == "of a swarm" else "--out.")
     assert seen(tmp_path) == before
 
 
 def test_a_file_where_the_folder_should_be_stays(tmp_path: Path) -> None:
     (tmp_path / "export").write_text("mine", encoding="utf-8")
     before = seen(tmp_path)
-    for arguments in (["export", "--out", str(tmp_path / "export")], ["swarm", "--dir", str(tmp_path)]):
+    for arguments in (["export", "--out", str(tmp_path / "export")], ["swarm", "--state-dir", str(tmp_path)]):
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 2, result.output
         assert seen(tmp_path) == before
@@ -197,7 +197,7 @@ def test_a_summary_that_nobody_named_replaces_only_a_summary(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "summary.json").write_text('{"chapters": 3}', encoding="utf-8")
-    result = CliRunner().invoke(app, ["swarm", "--dir", str(tmp_path)])
+    result = CliRunner().invoke(app, ["swarm", "--state-dir", str(tmp_path)])
     assert result.exit_code == 2
     assert "is not the summary of a swarm" in " ".join(result.output.split())
     assert (tmp_path / "summary.json").read_text(encoding="utf-8") == '{"chapters": 3}'

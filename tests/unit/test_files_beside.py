@@ -73,11 +73,11 @@ def test_a_name_as_long_as_a_name_may_be_is_written(tmp_path: Path) -> None:
 def test_a_lock_follows_no_link_and_changes_no_file(tmp_path: Path) -> None:
     (tmp_path / "diary").write_bytes(b"precious")
     (tmp_path / "lock").symlink_to(tmp_path / "diary")
-    with pytest.raises(StateError, match=r"lock in it is a link\)\. Choose another with --dir\."):
-        own(tmp_path, "--dir")
+    with pytest.raises(StateError, match=r"lock in it is a link\)\. Choose another with --state-dir\."):
+        own(tmp_path, "--state-dir")
     (tmp_path / "lock").unlink()
     (tmp_path / "lock").write_bytes(b"mine")
-    with own(tmp_path, "--dir"), one_after_another(tmp_path / "diary"):
+    with own(tmp_path, "--state-dir"), one_after_another(tmp_path / "diary"):
         pass
     assert (tmp_path / "lock").read_bytes() == b"mine"
     assert (tmp_path / "diary").read_bytes() == b"precious"

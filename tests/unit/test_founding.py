@@ -151,7 +151,7 @@ def test_an_invitation_is_one_line(tmp_path: Path, is_private: bool) -> None:
     access = manifest.access.model_copy(update={"private": is_private})
     founded = found(tmp_path / "run", manifest.model_copy(update={"access": access}))
     invitation.keep_addresses(founded.seed_key.parent, [HERE, FAR])
-    answer = CliRunner().invoke(app, ["invite", "--dir", str(tmp_path / "run")])
+    answer = CliRunner().invoke(app, ["invite", "--state-dir", str(tmp_path / "run")])
     assert answer.exit_code == 0, answer.output
     printed = answer.stdout.strip()
     if is_private:
@@ -159,3 +159,12 @@ def test_an_invitation_is_one_line(tmp_path: Path, is_private: bool) -> None:
         assert f"In one line: noloco join {FAR} --token {printed}" in answer.stderr
     else:
         assert printed == f"noloco join {FAR}"
+
+
+def test_the_state_directory_is_also_taken_by_its_former_option(tmp_path: Path) -> None:
+    founded = found(tmp_path / "run", load_preset("tiny"))
+    invitation.keep_addresses(founded.seed_key.parent, [FAR])
+    answers = [
+        CliRunner().invoke(app, ["invite", name, str(tmp_path / "run")]) for name in ("--state-dir", "--dir")
+    ]
+    assert answers[0].stdout == answers[1].stdout == f"noloco join {FAR}\n", answers[1].output

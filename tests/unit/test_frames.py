@@ -17,24 +17,16 @@ from protocol import messages
 from protocol.codecs.codec import CODECS, Encoded, encode
 from protocol.errors import PeerUnreachable, WireError
 from protocol.ground import Buffer
-from protocol.messages import Done, Message, Progress, peers, training
+from protocol.messages import Done, Message, Progress, peers, state, training
 from protocol.messages.frame import Frame, FrameType
 from protocol.messages.peers import (
-    Copies,
-    GetCopies,
-    GetCopyPiece,
     GetHistory,
     GetPast,
     GetReceipts,
     GetRecord,
     GetRecords,
     GetRevoked,
-    GetStateIndex,
-    GetStatePiece,
-    GetStateSample,
     GetStats,
-    GetTokenizer,
-    GetTokenizerHashes,
     Hello,
     History,
     HistoryPoint,
@@ -52,16 +44,26 @@ from protocol.messages.peers import (
     Revoked,
     SharedRecord,
     SignReceipt,
+    TryWords,
+    WayKept,
+    Welcome,
+    WordsTried,
+)
+from protocol.messages.state import (
+    Copies,
+    GetCopies,
+    GetCopyPiece,
+    GetStateIndex,
+    GetStatePiece,
+    GetStateSample,
+    GetTokenizer,
+    GetTokenizerHashes,
     StageCopy,
     StateIndex,
     StatePiece,
     StateSample,
     TokenizerHashes,
     TokenizerPiece,
-    TryWords,
-    WayKept,
-    Welcome,
-    WordsTried,
 )
 from protocol.messages.training import (
     Accept,
@@ -226,7 +228,7 @@ def message_of(frame: Frame) -> Message:
 def test_there_is_an_example_of_every_kind_of_message() -> None:
     kinds = [
         kind
-        for module in (messages, peers, training)
+        for module in (messages, peers, state, training)
         for kind in vars(module).values()
         if isinstance(kind, type) and "kind" in vars(kind) and kind.__module__ == module.__name__
     ]

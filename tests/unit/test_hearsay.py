@@ -70,7 +70,7 @@ async def asking() -> AsyncIterator[Asking]:
         signed: Any = SimpleNamespace(run_id=RUN, manifest=SimpleNamespace(stages=4))
         serve_records(two.server, signed, known, None)
         none = cast(Any, None)
-        yield Asking(two, known, found, Membership(two.caller, signed, found, none, none, none))
+        yield Asking(two, known, found, Membership(two.caller, signed, found, none, none, none, none))
 
 
 @in_virtual_time

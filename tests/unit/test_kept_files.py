@@ -333,17 +333,18 @@ def test_a_file_is_created_once_and_a_link_goes_on_leading_to_it(tmp_path: Path)
 
 
 def test_a_directory_has_one_owner_whatever_each_is(tmp_path: Path) -> None:
-    with own(tmp_path / "run", "--dir") as lock:
+    with own(tmp_path / "run", "--state-dir") as lock:
         assert repr(lock) == f"Lock({tmp_path / 'run' / 'lock'}, held)"
         with pytest.raises(StateError, match="Another node or seed peer runs"):
             StateDirectory(tmp_path / "run").open()
         second = CliRunner().invoke(
-            app, ["--preset", "tiny", "--dir", str(tmp_path / "run"), "--host", "127.0.0.1", "--port", "0"]
+            app,
+            ["--preset", "tiny", "--state-dir", str(tmp_path / "run"), "--host", "127.0.0.1", "--port", "0"],
         )
         assert second.exit_code == 75, "later: the other one may have ended"
         told = " ".join(second.output.split())
         assert f"Another node or seed peer runs with the directory {tmp_path / 'run'}" in told
-        assert told.endswith("Give this one a directory of its own with --dir.")
+        assert told.endswith("Give this one a directory of its own with --state-dir.")
         assert {path.name for path in (tmp_path / "run").iterdir()} == {"lock", "format.json"}
     assert not repr(lock).endswith("held)")
     node = StateDirectory(tmp_path / "run")

@@ -53,13 +53,13 @@ def by_value(flags: torch.Tensor, count: int) -> torch.Tensor:
 def test_who_is_near_reads_what_the_sender_knows_was_sent(bits: int, count: int) -> None:
     weights, apart = gaussian(count, 1.0), 0.01
     cells = cell_for(torch.full((-(-count // BLOCK),), apart), bits)
-    points = to_lattice(weights, cells, SEED, bits)
-    read, is_read = read_beside(weights + gaussian(count, apart, 1), points, SEED)
+    points = to_lattice(weights, cells, [SEED], bits)
+    read, is_read = read_beside(weights + gaussian(count, apart, 1), points, [SEED])
     assert points.nbytes == nbytes_of(bits, count)
     assert points.nbytes == points.cells.numel() + 3 * points.checksums.numel() + points.remainders.numel()
     assert is_read.float().mean() > 0.95
     there = by_value(is_read, count)
-    assert torch.equal(read[there], as_sent(weights, points, SEED)[there])
+    assert torch.equal(read[there], as_sent(weights, points, [SEED])[there])
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -67,8 +67,8 @@ def test_the_error_is_that_of_the_cell_however_large_the_weights(bits: int) -> N
     """In units of what the two differ by: what docs/performance.md says."""
     for scale in (1.0, 1000.0):
         weights, apart = gaussian(200 * BLOCK, scale), 0.02
-        points = to_lattice(weights, cell_for(torch.full((200,), apart), bits), SEED, bits)
-        error = (as_sent(weights, points, SEED) - weights).double()
+        points = to_lattice(weights, cell_for(torch.full((200,), apart), bits), [SEED], bits)
+        error = (as_sent(weights, points, [SEED]) - weights).double()
         cell = 2.0 ** (math.ceil(4 * math.log2(apart * SPANNED[bits] / 2 ** (bits - 1))) / 4)
         assert error.square().mean().sqrt() == pytest.approx(cell / math.sqrt(12), rel=0.02)
         assert abs(error.mean()) < 4 * cell / math.sqrt(12 * len(error))
@@ -77,7 +77,7 @@ def test_the_error_is_that_of_the_cell_however_large_the_weights(bits: int) -> N
 def test_the_error_is_none_on_average_over_the_dither() -> None:
     weights = gaussian(BLOCK, 1.0)
     cells = torch.full((1,), 0.5)
-    read = torch.stack([as_sent(weights, to_lattice(weights, cells, s, 3), s) for s in range(1_000)])
+    read = torch.stack([as_sent(weights, to_lattice(weights, cells, [s], 3), [s]) for s in range(1_000)])
     assert (read.mean(0) - weights).abs().max() < 5 * 0.5 / math.sqrt(12 * 1_000)
 
 
@@ -93,10 +93,10 @@ ANYTHING: dict[str, Any] = {
 def is_read_right_or_not_at_all(bits: int, own: np.ndarray, other: float, apart: float, seed: int) -> bool:
     mine = torch.from_numpy(own)
     theirs = gaussian(len(own), apart, seed % 1_000) + mine if seed % 2 else torch.full_like(mine, other)
-    points = to_lattice(theirs, torch.full((-(-len(own) // BLOCK),), apart), seed, bits)
-    read, is_read = read_beside(mine, points, seed)
+    points = to_lattice(theirs, torch.full((-(-len(own) // BLOCK),), apart), [seed], bits)
+    read, is_read = read_beside(mine, points, [seed])
     there = by_value(is_read, len(own))
-    return torch.equal(read, torch.where(there, as_sent(theirs, points, seed), mine))
+    return torch.equal(read, torch.where(there, as_sent(theirs, points, [seed]), mine))
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -128,23 +128,23 @@ def test_the_mean_of_a_pair_is_kept_where_both_read_a_block(
     one = gaussian(count, 1.0, number)
     other = one + gaussian(count, apart, number + 1)
     cells = cell_for(torch.full((-(-count // BLOCK),), 0.3), bits)
-    sent = [to_lattice(z, cells, number, bits) for z in (one, other)]
-    read_of_other, is_read_here = read_beside(one, sent[1], number)
-    read_of_one, is_read_there = read_beside(other, sent[0], number)
+    sent = [to_lattice(z, cells, [number], bits) for z in (one, other)]
+    read_of_other, is_read_here = read_beside(one, sent[1], [number])
+    read_of_one, is_read_there = read_beside(other, sent[0], [number])
     both = by_value(is_read_here & is_read_there, count)
-    first = one + torch.where(both, (read_of_other - as_sent(one, sent[0], number)) / 2, 0)
-    second = other + torch.where(both, (read_of_one - as_sent(other, sent[1], number)) / 2, 0)
+    first = one + torch.where(both, (read_of_other - as_sent(one, sent[0], [number])) / 2, 0)
+    second = other + torch.where(both, (read_of_one - as_sent(other, sent[1], [number])) / 2, 0)
     torch.testing.assert_close(first + second, one + other, rtol=0, atol=1e-5 * (1 + apart))
 
 
 @pytest.mark.parametrize("bits", BITS)
 def test_one_value_a_turn_off_is_always_noticed(bits: int) -> None:
     weights = gaussian(BLOCK, 1.0)
-    points = to_lattice(weights, torch.full((1,), 0.1), SEED, bits)
+    points = to_lattice(weights, torch.full((1,), 0.1), [SEED], bits)
     for place in range(BLOCK):
         off = torch.zeros(BLOCK)
         off[place] = 0.1 * 2**bits * 1.19
-        read, is_read = read_beside(weights + off @ rotation().T, points, SEED)
+        read, is_read = read_beside(weights + off @ rotation().T, points, [SEED])
         assert not is_read.any()
         assert read.isfinite().all()
 
@@ -160,21 +160,21 @@ def test_whatever_a_peer_sends_is_read_as_finite_numbers(bits: int, blocks: int,
     checksums = of(4 * blocks).view(torch.int32) & 0xFFFFFF
     points = LatticePoints(bits, blocks * BLOCK, of(blocks), checksums, of(blocks * 32 * bits))
     own = gaussian(blocks * BLOCK, data.draw(st.sampled_from([0.0, 1.0, 1e30])))
-    read, _ = read_beside(own, points, SEED)
+    read, _ = read_beside(own, points, [SEED])
     assert read.isfinite().all()
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, 3e38])
 def test_what_is_no_number_is_refused(wrong: float) -> None:
     with pytest.raises(CodecError, match="cannot be sent as mod3"):
-        to_lattice(torch.tensor([1.0, wrong]), torch.ones(1), SEED, 3)
+        to_lattice(torch.tensor([1.0, wrong]), torch.ones(1), [SEED], 3)
     with pytest.raises(CodecError, match="cannot be sent as mod3"):
-        to_lattice(torch.ones(2), torch.tensor([wrong]), SEED, 3)
+        to_lattice(torch.ones(2), torch.tensor([wrong]), [SEED], 3)
 
 
 def test_a_cell_too_small_for_the_weights_is_made_larger() -> None:
     weights = gaussian(BLOCK, 1e6)
-    points = to_lattice(weights, torch.full((1,), 1e-9), SEED, 2)
+    points = to_lattice(weights, torch.full((1,), 1e-9), [SEED], 2)
     needed = float((weights @ rotation()).abs().max()) / MOST_POINTS
     assert needed <= 2.0 ** ((int(points.cells[0]) - 160) / 4) <= 1.2 * needed
 
@@ -191,11 +191,11 @@ def test_torch_on_another_device_and_the_compiled_loops_are_one_codec(bits: int,
     near[:BLOCK] += 9  # not read
     cells = cell_for(torch.full((-(-count // BLOCK),), 0.01), bits)
     numbers = numbers_of((SEED,), len(cells), weights.device)
-    here, there = to_lattice(weights, cells, SEED, bits), to_lattice_there(weights, cells, numbers, bits)
+    here, there = to_lattice(weights, cells, [SEED], bits), to_lattice_there(weights, cells, numbers, bits)
     for name in ("cells", "checksums", "remainders"):
         assert torch.equal(getattr(here, name), getattr(there, name))
-    assert torch.allclose(as_sent(weights, here, SEED), as_sent_there(weights, there, numbers), atol=1e-5)
-    one, other = read_beside(near, here, SEED), read_beside_there(near, there, numbers)
+    assert torch.allclose(as_sent(weights, here, [SEED]), as_sent_there(weights, there, numbers), atol=1e-5)
+    one, other = read_beside(near, here, [SEED]), read_beside_there(near, there, numbers)
     assert torch.allclose(one[0], other[0], atol=1e-5)
     assert torch.equal(one[1], other[1])
     assert not one[1][0]
@@ -229,7 +229,7 @@ def test_several_pieces_in_one_go_are_those_one_by_one(codec: str, last: int) ->
 
 def test_the_bytes_are_the_same_in_every_version() -> None:
     weights = torch.arange(600, dtype=torch.float32).sub_(300) / 64  # exact in float32, rotated too
-    points = to_lattice(weights, torch.full((3,), 0.25), SEED, 3)
+    points = to_lattice(weights, torch.full((3,), 0.25), [SEED], 3)
     told = b"".join(
         tensor.numpy().astype(kind).tobytes()
         for tensor, kind in ((points.cells, "u1"), (points.checksums, "<u4"), (points.remainders, "u1"))

@@ -243,7 +243,7 @@ def test_replicas_that_average_modulo_a_few_bits_settle_as_far_apart_as_foretold
         mean, order = z.clone(), rng.permutation(replicas)
         for one, other in zip(order[: replicas // 2 * 2 : 2], order[1::2], strict=True):
             cells = cell_for(SPARE * distance_of(z[one], z[other]).clamp_min(1e-3), bits)
-            sent = [as_sent(z[i], to_lattice(z[i], cells, number, bits), number) for i in (one, other)]
+            sent = [as_sent(z[i], to_lattice(z[i], cells, [number], bits), [number]) for i in (one, other)]
             mean[one] += (sent[1] - sent[0]) / 2
             mean[other] += (sent[0] - sent[1]) / 2
         delta = settings.alpha * delta + mean - settings.gamma * phi

@@ -407,13 +407,13 @@ async def test_streams_go_through_both_ways_to_a_peer(trio: Three) -> None:
 async def test_a_peer_that_names_itself_is_hidden_and_given_up_at_once(trio: Three) -> None:
     far, clock = trio.far.transport.peer_id, asyncio.get_running_loop().time
     trio.near.thirds.learn(far, [far])
-    assert trio.near.thirds.is_hidden(far)
+    assert trio.near.thirds.calls_itself_hidden(far)
     began = clock()
     with pytest.raises(PeerUnreachable, match="nobody passes streams on to it"):
         await trio.opened()
     assert clock() == began, "nobody is asked"
     trio.near.thirds.learn(far, [])
-    assert not trio.near.thirds.is_hidden(far)
+    assert not trio.near.thirds.calls_itself_hidden(far)
 
 
 def test_a_third_peer_is_needed_unless_there_was_a_connection(tmp_path: Path) -> None:

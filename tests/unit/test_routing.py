@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.membership.ledger import fair_shares
-from node.pipeline.routing import FLOOR, MOST_MEASURED, THROUGH_OTHERS, Router
+from node.pipeline.routing import FLOOR, MOST_MEASURED, WEIGHT_THROUGH_OTHERS, Router
 from protocol.ground import PeerId
 
 PEERS = [PeerId(f"peer {number}") for number in range(5)]
@@ -56,7 +56,7 @@ def test_a_peer_behind_a_third_one_gets_less_at_equal_speed_and_never_nothing() 
     behind = set(PEERS[1:])
     router = Router(random.Random(1), goes_through_others=behind.__contains__)
     share = shares(router)
-    assert share[PEERS[0]] / share[PEERS[1]] == pytest.approx(1 / THROUGH_OTHERS, rel=0.15)
+    assert share[PEERS[0]] / share[PEERS[1]] == pytest.approx(1 / WEIGHT_THROUGH_OTHERS, rel=0.15)
     assert min(share.values()) > 0.05
 
 
@@ -66,7 +66,7 @@ def test_a_far_faster_peer_behind_a_third_one_gets_more_all_the_same() -> None:
         for _ in range(30):
             router.note(peer, 0.1 if peer == PEERS[4] else 1.0)
     share = shares(router)
-    assert share[PEERS[4]] / share[PEERS[0]] == pytest.approx(10 * THROUGH_OTHERS, rel=0.15)
+    assert share[PEERS[4]] / share[PEERS[0]] == pytest.approx(10 * WEIGHT_THROUGH_OTHERS, rel=0.15)
 
 
 def test_where_all_are_behind_third_ones_all_get_as_much() -> None:

@@ -15,7 +15,8 @@ from protocol.errors import (
     TransportDown,
 )
 from protocol.messages import Done
-from protocol.messages.peers import GetStateIndex, Introduce
+from protocol.messages.peers import Introduce
+from protocol.messages.state import GetStateIndex
 from protocol.messages.training import Forward, Ready
 from protocol.rpc.patience import FRAME_SECONDS
 from protocol.rpc.rpc import Answer, Request, Traffic

@@ -15,7 +15,7 @@ from bootstrap.found_cli import app
 from node.data.tokenizer import identity_of
 from node.membership.data_source import RunTokenizer
 from protocol.errors import TokenizerError
-from protocol.messages.peers import TokenizerPiece
+from protocol.messages.state import TokenizerPiece
 from protocol.records.identity import Identity
 from protocol.run.manifest import BYTES, load_preset
 from protocol.run.piece_hashes import PieceHashes
@@ -94,7 +94,7 @@ def test_founders_mistakes_say_what_to_do(tmp_path: Path) -> None:
 def test_a_tokenizer_that_cannot_write_all_text_founds_nothing(model: str, tmp_path: Path) -> None:
     file, directory = tmp_path / "tokenizer.json", tmp_path / "run"
     file.write_bytes(Kind(model, has_unknown=False).file())
-    answer = CliRunner().invoke(app, ["--tokenizer", str(file), "--dir", str(directory)])
+    answer = CliRunner().invoke(app, ["--tokenizer", str(file), "--state-dir", str(directory)])
     assert answer.exit_code == 2
     assert "has no token for some text, as" in answer.output
     assert "Traceback" not in answer.output

@@ -11,15 +11,20 @@ from node.pipeline.step_places import Decision, Sender, StepPlaces
 from protocol.ground import PeerId
 
 
+def places(batch: int, queue_limit: int, in_flight: int = 100) -> StepPlaces:
+    """Return places of a step with none ahead of it; `in_flight` is more than any test needs unless given."""
+    return StepPlaces(batch, queue_limit, ahead=0, in_flight=in_flight)
+
+
 def test_the_batch_is_admitted_then_the_queue_fills_then_it_is_full() -> None:
-    admission = StepPlaces(batch=2, queue_limit=2)
+    admission = places(batch=2, queue_limit=2)
     decisions = [admission.request(name) for name in "abcde"]
     assert decisions == [Decision.ADMITTED] * 2 + [Decision.QUEUED] * 2 + [Decision.FULL]
     assert (admission.running, admission.waiting) == (2, 2)
 
 
 def test_a_step_is_complete_with_the_last_gradient_and_then_the_queue_moves_up() -> None:
-    admission = StepPlaces(batch=2, queue_limit=3)
+    admission = places(batch=2, queue_limit=3)
     for name in "abcde":
         admission.request(name)
     admission.done("a")
@@ -32,7 +37,7 @@ def test_a_step_is_complete_with_the_last_gradient_and_then_the_queue_moves_up()
 
 
 def test_one_that_fails_frees_its_place_for_the_first_in_the_queue() -> None:
-    admission = StepPlaces(batch=1, queue_limit=2)
+    admission = places(batch=1, queue_limit=2)
     for name in "abc":
         admission.request(name)
     assert admission.release("a") == ["b"]
@@ -42,7 +47,7 @@ def test_one_that_fails_frees_its_place_for_the_first_in_the_queue() -> None:
 
 
 def test_one_whose_gradient_is_in_keeps_its_place() -> None:
-    admission = StepPlaces(batch=2, queue_limit=2)
+    admission = places(batch=2, queue_limit=2)
     for name in "abc":
         admission.request(name)
     admission.done("a")
@@ -51,7 +56,7 @@ def test_one_whose_gradient_is_in_keeps_its_place() -> None:
 
 
 def test_only_so_many_are_in_flight_and_each_gradient_admits_the_next() -> None:
-    admission = StepPlaces(batch=4, queue_limit=4, in_flight=2)
+    admission = places(batch=4, queue_limit=4, in_flight=2)
     decisions = [admission.request(name) for name in "abcd"]
     assert decisions == [Decision.ADMITTED] * 2 + [Decision.QUEUED] * 2
     assert admission.done("b") == ["c"]
@@ -61,7 +66,7 @@ def test_only_so_many_are_in_flight_and_each_gradient_admits_the_next() -> None:
 
 
 def test_with_none_in_flight_those_at_work_end_and_nobody_follows() -> None:
-    admission = StepPlaces(batch=2, queue_limit=2, in_flight=1)
+    admission = places(batch=2, queue_limit=2, in_flight=1)
     admission.request("a")
     admission.request("b")
     assert admission.allow(0) == []
@@ -70,7 +75,7 @@ def test_with_none_in_flight_those_at_work_end_and_nobody_follows() -> None:
 
 
 def test_a_gradient_of_one_that_was_not_admitted_is_an_error() -> None:
-    admission = StepPlaces(batch=1, queue_limit=2)
+    admission = places(batch=1, queue_limit=2)
     admission.request("a")
     admission.request("b")
     with pytest.raises(KeyError, match="b was not admitted"):
@@ -78,7 +83,7 @@ def test_a_gradient_of_one_that_was_not_admitted_is_an_error() -> None:
 
 
 def test_nobody_overtakes_the_queue() -> None:
-    admission = StepPlaces(batch=1, queue_limit=2)
+    admission = places(batch=1, queue_limit=2)
     admission.request("a")
     admission.request("b")
     admission.done("a")
@@ -176,7 +181,7 @@ TestCrowd = Crowd.TestCase
 
 @given(batch=st.integers(1, 8), requests=st.integers(0, 40))
 def test_everything_that_was_taken_on_is_done_in_the_end_and_in_order(batch: int, requests: int) -> None:
-    admission = StepPlaces(batch, queue_limit=100)
+    admission = places(batch, queue_limit=100)
     names = [f"m{number}" for number in range(requests)]
     running = [name for name in names if admission.request(name) is Decision.ADMITTED]
     order: list[str] = []
@@ -193,7 +198,7 @@ ALICE, BOB, MALLORY = (Sender(PeerId(name), name) for name in ("alice", "bob", "
 
 def test_those_that_wait_take_turns_by_sender() -> None:
     """Failed before: first come, first served."""
-    admission = StepPlaces(batch=1, queue_limit=6)
+    admission = places(batch=1, queue_limit=6)
     for name in ("m0", "m1", "m2", "m3", "m4"):
         admission.request(name, MALLORY)
     admission.request("a", ALICE)
@@ -206,7 +211,7 @@ def test_those_that_wait_take_turns_by_sender() -> None:
 
 
 def test_those_of_one_network_share_its_turns() -> None:
-    admission = StepPlaces(batch=1, queue_limit=20)
+    admission = places(batch=1, queue_limit=20)
     for number in range(8):
         admission.request(f"m{number}", Sender(PeerId(f"mallory {number}"), "a network"))
     for number in range(3):
@@ -219,7 +224,7 @@ def test_those_of_one_network_share_its_turns() -> None:
 
 
 def test_a_full_queue_takes_others_until_the_shares_are_even() -> None:
-    admission = StepPlaces(batch=1, queue_limit=4)
+    admission = places(batch=1, queue_limit=4)
     for name in ("m0", "m1", "m2", "m3", "m4"):
         assert admission.request(name, MALLORY) is not Decision.FULL
     assert admission.request("m5", MALLORY) is Decision.FULL

@@ -14,7 +14,7 @@ from node.state.transfer import StateService, fetch_slow_weights
 from node.state.witnesses import DonatedPiece, compared
 from protocol.codecs.codec import encode
 from protocol.errors import JoinError, Refused, WireError
-from protocol.messages.peers import MOST_POSITIONS, GetStateIndex, GetStateSample, StateIndex, StateSample
+from protocol.messages.state import MOST_POSITIONS, GetStateIndex, GetStateSample, StateIndex, StateSample
 from protocol.rpc.rpc import Answer, Request
 from tests.swarm.micro import micro_manifest
 from tests.unit.two_peers import in_virtual_time, two_peers

@@ -211,18 +211,20 @@ PRIVATE = load_preset("tiny").model_copy(update={"access": Access(private=True)}
 def test_a_founder_types_it(tmp_path: Path) -> None:
     for name, manifest in (("private", PRIVATE), ("open", load_preset("tiny"))):
         found(tmp_path / name, manifest)
-        told = CliRunner().invoke(tools, ["invite", "--words", "--dir", str(tmp_path / name)])
+        told = CliRunner().invoke(tools, ["invite", "--words", "--state-dir", str(tmp_path / name)])
         assert told.exit_code == 0, told.output
         assert read_words(told.stdout.strip()) in told.stderr
         kept = json.loads((tmp_path / name / INVITATION).read_text())
         assert bool(kept["token"]) == (name == "private")
-    refused = CliRunner().invoke(tools, ["invite", "--words", "--delegate", "x", "--dir", str(tmp_path)])
+    refused = CliRunner().invoke(
+        tools, ["invite", "--words", "--delegate", "x", "--state-dir", str(tmp_path)]
+    )
     assert (refused.exit_code, "--words is for the seed peer" in refused.stderr) == (MEND, True)
 
 
 @pytest.mark.parametrize(
     ("is_private", "begins"),
-    [(True, "NOLOCO_TOKEN=$(noloco invite --dir {}) noloco join "), (False, "noloco join ")],
+    [(True, "NOLOCO_TOKEN=$(noloco invite --state-dir {}) noloco join "), (False, "noloco join ")],
     ids=["private", "open"],
 )
 def test_a_founder_gets_the_line_that_serves_the_own_text_as_it_stands(

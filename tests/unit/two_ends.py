@@ -12,8 +12,7 @@ import torch
 from bootstrap.lab.in_memory.memory import MemoryTransport, memory_address
 from bootstrap.lab.in_memory.memory_link import Link
 from bootstrap.lab.in_memory.memory_network import MemoryNetwork
-from node.context import Context, Counters
-from node.membership.view import View
+from node.context import Context
 from node.model.compute import InlineCompute
 from node.model.fragment import Fragment, Pieces
 from node.model.outer import contribution, outer_step
@@ -22,12 +21,11 @@ from node.rounds.gossip import PairAverager
 from node.rounds.meeting import Pair
 from node.rounds.pace import Standing
 from node.rounds.rounds import Rounds
-from node.watch.events import Events
 from protocol.ground import PeerId
 from protocol.messages.training import Contribute, Unread
 from protocol.records.identity import Identity
 from protocol.rpc.rpc import Rpc, Traffic
-from tests.swarm.micro import micro_manifest
+from tests.swarm.micro import membership_of, micro_manifest
 
 PIECE = 1024
 NEAR = Link(latency=0.01)
@@ -78,18 +76,8 @@ class End:
         self.me = self.transport.peer_id
         self.rpc = Rpc(self.transport, dict.fromkeys(Traffic, 1 << 24))
         self.events: list[dict[str, Any]] = []
-        self.context = Context(
-            me=self.me,
-            run_id="test",
-            manifest=micro_manifest(stages=1, **settings),
-            stage=0,
-            transport=self.transport,
-            rpc=self.rpc,
-            view=View(),
-            compute=InlineCompute(lambda _: 0.001),
-            events=Events(self.transport.now, self.events.append),
-            counters=Counters(),
-        )
+        membership = membership_of(self.rpc, micro_manifest(stages=1, **settings), hear=self.events.append)
+        self.context = Context(membership, 0, InlineCompute(lambda _: 0.001))
         self.replica = kind(self.context.manifest, 0)
         self.rounds = Rounds(self.context, self.replica, random.Random(0))
         self.pulls: list[torch.Tensor] = []

@@ -19,7 +19,7 @@ from node.storage.state_directory import WRITTEN
 from protocol.access.revocations import revoked_key
 from protocol.access.tokens import SERIAL_BYTES, Invitation, Token
 from protocol.files.keeping import FORMAT
-from protocol.messages import Message, peers, training  # noqa: F401  (they make the messages known)
+from protocol.messages import Message, peers, state, training  # noqa: F401  (they make the messages known)
 from protocol.records.announcement import (
     Announcement,
     Claim,

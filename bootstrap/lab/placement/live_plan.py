@@ -214,7 +214,7 @@ def _run_key(signed: SignedManifest, directory: Path) -> Identity:
     if key.public_key != signed.public_key:
         raise StateError(
             f"{directory / RUN_KEY} is the key of another run. Name the directory of run "
-            f"{signed.run_id} (noloco found --dir) with --publish."
+            f"{signed.run_id} (noloco found --state-dir) with --publish."
         )
     return key
 

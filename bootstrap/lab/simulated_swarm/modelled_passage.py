@@ -30,14 +30,14 @@ from protocol.rpc.answering import PROGRESS_SECONDS
 BUSY, SILENT = Refused("busy"), DeadlineExceeded()
 
 
-class Sender(Host, Protocol):
+class ForwardingPeer(Host, Protocol):
     """A peer that takes microbatches and sends them on."""
 
     peer: PeerId
     view: View
 
     @property
-    def world(self) -> SwarmSpace[Sender]: ...
+    def world(self) -> SwarmSpace[ForwardingPeer]: ...
 
     def pipeline_at(self, stage: int) -> Station: ...
 
@@ -51,7 +51,7 @@ class Station(Protocol):
     late: dict[Passing, None]  # at the next stage, of which another answer was taken; ordered
 
     @property
-    def peer(self) -> Sender: ...
+    def peer(self) -> ForwardingPeer: ...
 
     def name(self, place: str) -> str: ...
     def backlog(self) -> float | None: ...
@@ -124,13 +124,13 @@ class Passing:
 
     # --- what others are asked ----------------------------------------------------------------
 
-    def _ask(self, other: Sender, deadline: float) -> None:
+    def _ask(self, other: ForwardingPeer, deadline: float) -> None:
         peer = self.at.peer
         asked = self._asks_since = peer.world.now
         peer.world.network.send(peer, other, "questions", MESSAGE, self._reached, other, asked)
         peer.world.queue.after(deadline, self._told, asked, Told(other.peer, SILENT))
 
-    def _reached(self, other: Sender, asked: float) -> None:
+    def _reached(self, other: ForwardingPeer, asked: float) -> None:
         backlog = other.pipeline_at(self.at.stage + 1).backlog()
         told = Told(other.peer, BUSY if backlog is None else backlog)
         other.world.network.send(other, self.at.peer, "questions", MESSAGE, self._told, asked, told)
@@ -139,7 +139,7 @@ class Passing:
         if asked == self._asks_since and not self.is_over:
             self._handle(event)
 
-    def _send(self, other: Sender, silence: float) -> None:
+    def _send(self, other: ForwardingPeer, silence: float) -> None:
         peer, stage = self.at.peer, self.at.stage + 1
         world, target = peer.world, other.pipeline_at(stage)
         world.measures.offered(stage, other.peer, world.serving[stage])

@@ -13,23 +13,9 @@ from typing import Protocol
 
 from bootstrap.lab.simulated_swarm.modelled_device import ModelledDevice
 from bootstrap.lab.simulated_swarm.modelled_network import MESSAGE
-from bootstrap.lab.simulated_swarm.modelled_passage import Passing, Sender
+from bootstrap.lab.simulated_swarm.modelled_passage import ForwardingPeer, Passing
 from node.membership.ledger import Shares
-from node.pipeline.admission import (
-    Admission,
-    Allowed,
-    Asked,
-    Backward,
-    Counted,
-    Event,
-    Forward,
-    GivenUp,
-    GradientCame,
-    Held,
-    Refuse,
-    StepBegan,
-    TakeStep,
-)
+from node.pipeline import admission
 from node.pipeline.gate import Window
 from node.pipeline.late_answers import MOST_LATE
 from node.pipeline.next_stage import NextStage
@@ -38,7 +24,7 @@ from node.pipeline.routing import Router
 from protocol.ground import PeerId
 
 
-class Worker(Sender, Protocol):
+class Worker(ForwardingPeer, Protocol):
     """A peer that a pipeline belongs to."""
 
     number: int
@@ -68,7 +54,7 @@ class ModelledPipeline:
         batch = run.microbatches
         staleness = 0 if self.is_last else run.staleness
         self._in_flight = (1 + staleness) * batch
-        self._admission = Admission(batch, staleness, self._in_flight)
+        self._admission = admission.Admission(batch, staleness, self._in_flight)
         self._draws_ahead = bool(staleness)
         self._window = Window(batch, self._in_flight)
         router = Router(rng, self._shares, peer.view.ledger.is_proven)
@@ -95,7 +81,7 @@ class ModelledPipeline:
 
     def next_step(self) -> None:
         """Begin the next step: the weights have changed."""
-        self._handle(StepBegan())
+        self._handle(admission.StepBegan())
         if self.stage == 0:
             for _ in range(self._admission.batch):
                 self._draw()
@@ -107,7 +93,7 @@ class ModelledPipeline:
         """Hold work as `Pipeline.hold` does: what waits goes elsewhere."""
         if self.stage == 0:
             return
-        self._handle(Held())
+        self._handle(admission.Held())
 
     # --- one microbatch -----------------------------------------------------------------------
 
@@ -118,22 +104,22 @@ class ModelledPipeline:
             self._refuse(passing)
             return
         self._here[passing.place] = passing
-        self._handle(Asked(passing.place))
+        self._handle(admission.Asked(passing.place))
 
     def _serves(self) -> bool:
         return self.peer.serves and self.peer.stage == self.stage
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: admission.Event) -> None:
         """Hand the event to the admission and do what follows, as `Gate` does."""
         for action in self._admission.handle(event):
             match action:
-                case Forward(place):
+                case admission.Forward(place):
                     self._run(self._here[place])
-                case Backward(place):
+                case admission.Backward(place):
                     self.peer.device.backward(self._learned, self._here[place])
-                case Refuse(place, _):
+                case admission.Refuse(place, _):
                     self._refuse(self._here[place])
-                case TakeStep():
+                case admission.TakeStep():
                     self.peer.step_done()
 
     def _run(self, passing: Passing) -> None:
@@ -174,11 +160,11 @@ class ModelledPipeline:
 
     def take_gradient(self, passing: Passing) -> None:
         self._adapt(self._world.now - passing.ready)
-        self._handle(GradientCame(passing.place))
+        self._handle(admission.GradientCame(passing.place))
 
     def _adapt(self, seconds: float) -> None:
         in_flight = self._window.in_flight(seconds, self._seconds_each())
-        self._handle(Allowed(min(self._in_flight, in_flight)))
+        self._handle(admission.Allowed(min(self._in_flight, in_flight)))
 
     def _learned(self, passing: Passing) -> None:
         """Count a microbatch whose backward pass is done; the sender gets the gradient."""
@@ -189,7 +175,7 @@ class ModelledPipeline:
         self.peer.device.microbatches += 1
         self._reply(passing)
         self.peer.gradient_in()
-        self._handle(Counted(passing.place))
+        self._handle(admission.Counted(passing.place))
 
     def _reply(self, passing: Passing) -> None:
         parent, world = passing.parent, self._world
@@ -221,7 +207,7 @@ class ModelledPipeline:
         passing.drop()
         self.expected.pop(passing, None)
         if self._here.pop(passing.place, None) is not None:
-            self._handle(GivenUp(passing.place))
+            self._handle(admission.GivenUp(passing.place))
 
     def cancel(self, passing: Passing) -> None:
         """Drop a microbatch that the sender has given up."""
@@ -253,7 +239,7 @@ class ModelledPipeline:
 
     def close(self) -> None:
         """Refuse what is here, so that it goes elsewhere: the peer goes to another stage."""
-        self._handle(Held())
+        self._handle(admission.Held())
         for passing in list(self._here.values()):
             if not passing.is_over:
                 self._refuse(passing)

@@ -52,7 +52,7 @@ from node.rounds.search_events import (
 from protocol.ground import PeerId
 
 
-class Replica(Host, Protocol):
+class AveragingPeer(Host, Protocol):
     """A peer that ends rounds with others of its stage, and what they ask of it."""
 
     peer: PeerId
@@ -63,22 +63,24 @@ class Replica(Host, Protocol):
     record: Member | None  # its own
 
     @property
-    def world(self) -> SwarmSpace[Replica]: ...
+    def world(self) -> SwarmSpace[AveragingPeer]: ...
 
     def shares(self, peers: Sequence[PeerId]) -> Shares: ...
     def round_over(self) -> None: ...
-    def on_propose(self, asker: Replica, proposal: Proposal, stage: int, theirs: ModelledRounds) -> None: ...
+    def on_propose(
+        self, asker: AveragingPeer, proposal: Proposal, stage: int, theirs: ModelledRounds
+    ) -> None: ...
     def on_get_record(
-        self, asker: Replica, named: PeerId, theirs: ModelledRounds, asked: Proposal
+        self, asker: AveragingPeer, named: PeerId, theirs: ModelledRounds, asked: Proposal
     ) -> None: ...
     def on_sit_out(self, stage: int, meeting: Meeting) -> None: ...
-    def on_contribution(self, sender: Replica, pair: Pair, z: Any) -> None: ...
+    def on_contribution(self, sender: AveragingPeer, pair: Pair, z: Any) -> None: ...
 
 
 class ModelledRounds:
     """Finds partners and ends rounds for a simulated peer while it serves a stage."""
 
-    def __init__(self, peer: Replica, opinion: Opinion, rng: random.Random) -> None:
+    def __init__(self, peer: AveragingPeer, opinion: Opinion, rng: random.Random) -> None:
         run = peer.world.scenario.run
         self._peer = peer
         self._world = peer.world
@@ -204,7 +206,7 @@ class ModelledRounds:
 
     # --- what others ask ----------------------------------------------------------------------
 
-    def on_propose(self, asker: Replica, proposal: Proposal) -> Meeting | Refusal:
+    def on_propose(self, asker: AveragingPeer, proposal: Proposal) -> Meeting | Refusal:
         """Answer as the daemon does. No peer is quarantined or behind: none lies, and none stands still."""
         peer = self._peer
         facts = Asker(shares=peer.shares(peer.view.serving(peer.stage, self._world.now)))

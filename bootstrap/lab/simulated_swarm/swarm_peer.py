@@ -12,7 +12,7 @@ from bootstrap.lab.simulated_swarm.modelled_device import ModelledDevice
 from bootstrap.lab.simulated_swarm.modelled_dht import ANNOUNCEMENT_BYTES, RECORD_BYTES, look_bytes
 from bootstrap.lab.simulated_swarm.modelled_network import MESSAGE
 from bootstrap.lab.simulated_swarm.modelled_pipeline import ModelledPipeline
-from bootstrap.lab.simulated_swarm.modelled_rounds import ModelledRounds, Replica
+from bootstrap.lab.simulated_swarm.modelled_rounds import AveragingPeer, ModelledRounds
 from bootstrap.lab.simulated_swarm.swarm_scenario import PeerKind
 from bootstrap.lab.simulated_swarm.swarm_space import SwarmSpace
 from node.context import LEAST_MARKS
@@ -226,20 +226,24 @@ class SwarmPeer:
 
     # --- what others ask ----------------------------------------------------------------------
 
-    def on_propose(self, asker: Replica, proposal: Proposal, stage: int, theirs: ModelledRounds) -> None:
+    def on_propose(
+        self, asker: AveragingPeer, proposal: Proposal, stage: int, theirs: ModelledRounds
+    ) -> None:
         answer: Meeting | Refusal = Refusal("other-stage")
         self._introduced(asker)
         if self.serves and self.stage == stage and self.rounds is not None:
             answer = self.rounds.on_propose(asker, proposal)
         self.world.network.send(self, asker, "pairing", MESSAGE, theirs.answered, proposal, answer)
 
-    def _introduced(self, asker: Replica) -> None:
+    def _introduced(self, asker: AveragingPeer) -> None:
         """Note the record of a member that this peer did not know, as `protocol.rpc.door` does."""
         record = asker.record
         if record is not None and not self.view.knows(asker.peer):
             self.view.shown(record)
 
-    def on_get_record(self, asker: Replica, named: PeerId, theirs: ModelledRounds, asked: Proposal) -> None:
+    def on_get_record(
+        self, asker: AveragingPeer, named: PeerId, theirs: ModelledRounds, asked: Proposal
+    ) -> None:
         """Show the record of another one of the stage, if it is known."""
         known = self.view.record_of(named)
         nbytes = MESSAGE if known is None else RECORD_BYTES
@@ -261,7 +265,7 @@ class SwarmPeer:
         if self.rounds is not None:
             self.rounds.on_release(pair)
 
-    def on_contribution(self, sender: Replica, pair: Pair, z: Any) -> None:
+    def on_contribution(self, sender: AveragingPeer, pair: Pair, z: Any) -> None:
         """Take what a partner sends at the end of a round."""
         theirs = sender.rounds
         assert theirs is not None
