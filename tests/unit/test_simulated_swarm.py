@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from bootstrap.lab.simulated_swarm import modelled_rounds
 from bootstrap.lab.simulated_swarm.modelled_dht import ANNOUNCEMENT_BYTES, MOST_RECORDS, look_bytes
 from bootstrap.lab.simulated_swarm.swarm_checks import SwarmCheck, broken, checks_of
+from bootstrap.lab.simulated_swarm.swarm_measures import SwarmMeasures
 from bootstrap.lab.simulated_swarm.swarm_outcome import SwarmOutcome
 from bootstrap.lab.simulated_swarm.swarm_page import write_page
 from bootstrap.lab.simulated_swarm.swarm_scenario import SWARM_PRESETS, read_scenario, swarm_scenario
@@ -121,6 +122,55 @@ def test_replicas_of_one_network_get_a_bounded_share_of_the_rounds(monkeypatch: 
     assert bounded < 0.75 * unbounded
     assert bounded < 1.5 * 2 / 13  # twice the share of one of thirteen networks
     assert alone < 0.1
+
+
+# --- peers behind NATs --------------------------------------------------------------------------
+
+
+def behind_nats(punched: float, passed_on: float = 20.0, share: float = 0.8) -> Any:
+    """Four of five of 30 peers behind NATs; their activations are large for what others pass on."""
+    peers = {"count": 30, "speed": 2.0, "uplink": 100.0, "dials_out": share}
+    scenario = small(peers, minutes=6.0).model_dump()
+    scenario["network"] |= {"punched": punched, "passed_on": passed_on}
+    return swarm_scenario(scenario, "behind NATs")
+
+
+def test_most_peers_behind_nats_train_nearly_as_fast_as_all_public_ones() -> None:
+    _, public, _ = simulated(behind_nats(0.0, share=0.0))
+    world, hidden, checks = simulated(behind_nats(0.7))
+    assert hidden.throughput >= 0.9 * public.throughput
+    assert hidden.bytes["passed on"] > 0
+    assert "passed on" not in public.bytes
+    assert hidden.connected == 1.0
+    assert "replicas of a stage that are connected through pairs" in names(checks)
+    peers = list(world.peers.values())
+    pairs = [(one, other) for one in peers for other in peers if one.dials_out and other.dials_out]
+    through = [world.network.goes_through_others(*pair) for pair in pairs]
+    assert sum(through) / len(through) == pytest.approx(0.3, abs=0.1)
+    assert all(
+        world.network.goes_through_others(one, other) is told
+        for (other, one), told in zip(pairs, through, strict=True)
+    )
+
+
+def test_who_passes_on_keeps_to_its_bound() -> None:
+    """Where nothing is punched, what is passed on is most of it, and less than the few relays may."""
+    narrow, wide = (simulated(behind_nats(0.0, mbit)) for mbit in (2.0, 200.0))
+    relays = sum(not peer.dials_out for peer in narrow[0].peers.values())
+    passed_on = narrow[1].bytes["passed on"] * len(narrow[0].peers)  # of all, a minute
+    assert 0.5 < passed_on / (relays * 2e6 / 8 * 60) <= 1.05
+    assert narrow[1].throughput < 0.9 * wide[1].throughput
+
+
+def test_a_stage_that_falls_in_two_is_seen() -> None:
+    measures = SwarmMeasures(0.0)
+    measures.counts = True
+    for one, other in (("a", "b"), ("b", "c"), ("d", "e")):
+        measures.partner_met(one, other, False, 0.1)
+    assert measures.connected("abcde") == 0.6
+    measures.partner_met("e", "a", False, 0.1)
+    assert measures.connected("abcde") == 1.0
+    assert measures.connected("") is None
 
 
 # --- bugs planted by hand -----------------------------------------------------------------------

@@ -57,7 +57,7 @@ class ModelledPipeline:
         self._admission = admission.Admission(batch, staleness, self._in_flight)
         self._draws_ahead = bool(staleness)
         self._window = Window(batch, self._in_flight)
-        router = Router(rng, self._shares, peer.view.ledger.is_proven)
+        router = Router(rng, self._shares, peer.view.ledger.is_proven, self._goes_through_others)
         behind = run.stages - 1 - stage
         self.following = NextStage(router, run.microbatch_deadline, behind, peer.view.group_of)
         self._here: dict[str, Passing] = {}  # by place
@@ -71,6 +71,9 @@ class ModelledPipeline:
         if self._known is None or self._known[0] is not peers:
             self._known = peers, self.peer.view.shares(peers)
         return self._known[1]
+
+    def _goes_through_others(self, other: PeerId) -> bool:
+        return self._world.network.goes_through_others(self.peer, self._world.peers[other])
 
     # --- the beginning of a step --------------------------------------------------------------
 

@@ -138,7 +138,9 @@ class ModelledRounds:
 
     def _look(self, lane: Lane) -> Looked:
         serving = self._peer.view.serving(self._peer.stage, self._world.now)
-        return Looked(lane, serving, self._peer.shares(serving), self._times.round_trip)
+        world, peer = self._world, self._peer
+        through = {other for other in serving if world.network.goes_through_others(peer, world.peers[other])}
+        return Looked(lane, serving, peer.shares(serving), self._times.round_trip, through)
 
     def _tell(self, pair: Pair, what: str) -> None:
         other = self._world.peers[pair.partner]
@@ -299,7 +301,10 @@ class ModelledRounds:
         replicas = world.serving[self._peer.stage]
         world.measures.round_ended(world.now, pair is None, replicas % 2 == 1)
         if pair is not None:
-            world.measures.partner_met(pair.partner == self._last_partner, 1 / max(1, replicas - 1))
+            chance = 1 / max(1, replicas - 1)
+            world.measures.partner_met(
+                self._peer.peer, pair.partner, pair.partner == self._last_partner, chance
+            )
             self._last_partner = pair.partner
         world.measures.log(world.now, "round", self._peer.peer, "" if pair is None else pair.partner)
         self._begin_round()

@@ -92,6 +92,7 @@ def _of_pairing(world: SwarmWorld, outcome: SwarmOutcome) -> Iterator[SwarmCheck
     expected = world.measures.expected_again
     chance = 1 + ENOUGH_AGAIN / math.sqrt(max(1.0, expected / 2))  # pairs are counted from both ends
     yield most("partners met again, by chance", outcome.again, max(MOST_AGAIN, chance))
+    yield least("replicas of a stage that are connected through pairs", outcome.connected, 1.0)
 
 
 def _of_routing(scenario: SwarmScenario, outcome: SwarmOutcome) -> Iterator[SwarmCheck]:

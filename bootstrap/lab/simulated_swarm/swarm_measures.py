@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 BIN = 10.0  # seconds of a point of the time-lapse
@@ -64,6 +65,7 @@ class SwarmMeasures:
         self.events: list[tuple[float, str, str, str]] = []
         self._keeps_events = keeps_events
         self._digest = hashlib.blake2b(digest_size=16)
+        self._joined: dict[str, str] = {}  # of each peer, one that it is connected with through pairs
         self._windows: defaultdict[int, RoutingWindow] = defaultdict(RoutingWindow)
 
     # --- the event log ------------------------------------------------------------------------
@@ -128,8 +130,21 @@ class SwarmMeasures:
         if self.counts:
             self.proposals[stage][partner] += 1
 
-    def partner_met(self, is_again: bool, chance: float) -> None:
+    def partner_met(self, peer: str, partner: str, is_again: bool, chance: float) -> None:
         """Count whether it is the partner of the last round once more, and how likely that was."""
         if self.counts:
             self.partners_again += is_again
             self.expected_again += chance
+            self._joined[self._group_of(peer)] = self._group_of(partner)
+
+    def _group_of(self, peer: str) -> str:
+        """One that stands for all who are connected with the peer through pairs."""
+        while (other := self._joined.setdefault(peer, peer)) != peer:
+            self._joined[peer] = self._joined.setdefault(other, other)
+            peer = other
+        return peer
+
+    def connected(self, peers: Iterable[str]) -> float | None:
+        """The share of the peers that are in the largest group of those connected through pairs; None of nobody."""
+        groups = Counter(map(self._group_of, peers))
+        return max(groups.values()) / groups.total() if groups else None

@@ -42,6 +42,7 @@ class SwarmOutcome:
         float | None
     )  # deviations by which the replica that is asked most is above the mean of its stage
     again: float | None  # partners met twice in a row, by what chance gives
+    connected: float | None  # through pairs, of a stage's replicas at the end; the least of the stages
     imbalance: (
         float | None
     )  # most over mean of a stage, windows of 100 microbatches a replica, mean over windows
@@ -78,6 +79,7 @@ class SwarmOutcome:
             alone=measures.alone / measures.rounds if measures.rounds else None,
             proposals=_most_asked(world),
             again=measures.partners_again / expected if expected else None,
+            connected=_connected(world),
             imbalance=fmean(measures.imbalance) if measures.imbalance else None,
             resends=measures.resends / offers,
             refusals=measures.refusals / offers,
@@ -99,6 +101,15 @@ def _most_asked(world: SwarmWorld) -> float | None:
         mean = asked.total() / max(1, world.serving[stage])
         above.append((max(asked.values()) - mean) / math.sqrt(mean))
     return max(above, default=None)
+
+
+def _connected(world: SwarmWorld) -> float | None:
+    stages: dict[int, list[str]] = {}
+    for peer in world.alive.values():
+        if peer.serves and peer.steps >= world.scenario.run.inner_steps:  # it has had a round
+            stages.setdefault(peer.stage, []).append(peer.peer)
+    shares = [world.measures.connected(peers) for peers in stages.values() if len(peers) > 1]
+    return min((share for share in shares if share is not None), default=None)
 
 
 def counted(world: SwarmWorld) -> list[Moment]:

@@ -10,7 +10,7 @@ from typing import Any
 from bootstrap.lab.simulated_swarm.disagreement import Opinion
 from bootstrap.lab.simulated_swarm.modelled_device import ModelledDevice
 from bootstrap.lab.simulated_swarm.modelled_dht import ANNOUNCEMENT_BYTES, RECORD_BYTES, look_bytes
-from bootstrap.lab.simulated_swarm.modelled_network import MESSAGE
+from bootstrap.lab.simulated_swarm.modelled_network import MESSAGE, Host
 from bootstrap.lab.simulated_swarm.modelled_pipeline import ModelledPipeline
 from bootstrap.lab.simulated_swarm.modelled_rounds import AveragingPeer, ModelledRounds
 from bootstrap.lab.simulated_swarm.swarm_scenario import PeerKind
@@ -51,7 +51,8 @@ class SwarmPeer:
         self.dials_out = rng.random() < kind.dials_out
         self.speed = kind.speed * max(0.2, rng.gauss(1.0, kind.spread))
         self.uplink = kind.uplink * 1e6 / 8  # bytes per second
-        self.uplink_free = 0.0
+        self.uplink_free = self.passing_free = 0.0
+        self.ways: list[Host] = []
         network, host = divmod(number, kind.in_network)
         first = (11 if kind.in_network == 1 else 60) + network // 65_536
         self.address = f"/ip4/{first}.{network // 256 % 256}.{network % 256}.{1 + host}/tcp/1"
@@ -70,6 +71,7 @@ class SwarmPeer:
         self._step_began = 0.0
         self._announced = float("-inf")
         self.record: Member | None = None  # its own
+        world.network.came(self)
         self._known: tuple[Sequence[PeerId], Shares] | None = None
 
     # --- its stage ----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from protocol.run.manifest_advice import advice
 
 SWARM_PRESETS = (
     "lab-8", "regional-64", "world-1k", "world-10k",
-    "spot-churn", "mass-exit", "partition", "flash-crowd", "slow-fifth",
+    "spot-churn", "mass-exit", "partition", "flash-crowd", "slow-fifth", "mostly-hidden",
 )  # fmt: skip
 MOST_PEERS = 20_000
 
@@ -37,7 +37,7 @@ class PeerKind(ScenarioSection):
     speed: Positive = 0.5
     spread: Annotated[float, Field(ge=0, le=0.5)] = 0.05  # standard deviation of the speeds, relative
     uplink: Positive = 100.0
-    dials_out: Share = 0.0  # of them, are behind a NAT: the way to them leads over a relay
+    dials_out: Share = 0.0  # of them, are behind a NAT
     in_network: Annotated[int, Field(ge=1, le=250)] = 1  # of them share a network, as in one data centre
     preempted: Share = 0.0  # of them, a minute
     replaced: bool = True  # for each that is preempted another one arrives
@@ -81,6 +81,9 @@ class SwarmNetwork(ScenarioSection):
     ]
     jitter: Share = 0.25  # of a latency, at most, more
     loss: Annotated[float, Field(ge=0, le=0.5)] = 0.001  # of messages: sent again, or no answer of the DHT
+    # Of pairs of peers behind NATs, those that meet directly; between the others one that can be dialled passes on
+    punched: Share = 0.0
+    passed_on: Positive = 20.0  # Mbit/s, by each of these at most
     partitions: list[SwarmPartition] = []
 
     @model_validator(mode="after")
