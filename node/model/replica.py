@@ -175,9 +175,9 @@ class Replica:
         """Take the outer step of a pair over a fragment, or over all: see `Fragment.step_with`."""
         self._finish(lambda: (fragment or self.whole).step_with(pull, whole))
 
-    def finish_round_alone(self) -> None:
-        """Take the outer step of a group of one, over all fragments."""
-        self._finish(self.whole.step_alone)
+    def finish_round_alone(self, fragment: Fragment | None = None) -> None:
+        """Take the outer step of a group of one over a fragment, or over all."""
+        self._finish((fragment or self.whole).step_alone)
 
     def _finish(self, step: Callable[[], None]) -> None:
         self.snapshots.before_change("theta", "phi", "delta")

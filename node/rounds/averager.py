@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from node.context import Context
 from node.model.compute import Priority
+from node.model.fragment import Fragment
 from node.model.replica import Replica
 from node.rounds.meeting import Pair
 from protocol.errors import OutOfMemory
@@ -78,8 +79,11 @@ class Averager(ABC):
     def begin_round(self) -> None:
         """Begin the next round."""
 
-    async def _step_without_memory(self, round_: int) -> bool:
-        """Take this round's step alone, for want of memory, and tell so. False if it was taken already."""
+    async def _step_without_memory(self, round_: int, own: Fragment | None = None) -> bool:
+        """Take this round's step alone, for want of memory, and tell so. False if it was taken already.
+
+        `own` is what the round is of; None is all of the replica.
+        """
         if self._replica.round != round_:
             return False
         self._context.events.warn(
@@ -88,7 +92,7 @@ class Averager(ABC):
             "round-alone",
             reason="out of memory",
         )
-        await self._context.compute.run(Priority.OPTIMIZER, self._replica.finish_round_alone)
+        await self._context.compute.run(Priority.OPTIMIZER, self._replica.finish_round_alone, own)
         return True
 
     # --- the end of a run ---------------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from node.context import Context
 from node.model.compute import Priority
+from node.model.fragment import Fragment
 from node.model.replica import Replica
 from node.model.resources import named
 from node.rounds.averager import Averager, RoundResult
@@ -26,6 +27,7 @@ from node.rounds.pull import Pull
 from node.rounds.round_statistics import MeetingSample, RoundStatistics
 from node.watch.trace import Track
 from protocol.errors import CodecError, OutOfMemory, Refused
+from protocol.ground import PeerId
 from protocol.messages import Done
 from protocol.messages.training import Contribute, Unread
 from protocol.rpc.rpc import Answer, Request, Rpc
@@ -90,37 +92,42 @@ class PairAverager(Averager):
         pair = await self.matchmaker.conclude()
         exchange = None if pair is None else self.exchanges.of(pair)
         if exchange is None or exchange.is_over:
-            await self._clip_and_step(None)
-            self._record(None, None)
+            own = self._replica.fragment_of(self.matchmaker.next_fragment)
+            await self._clip_and_step(own, None)
+            self._record(own, None, None)
             return RoundResult(search_seconds=self.matchmaker.search_seconds)
         with self._context.trace.span(
             Track.ROUND_END, "wait for the partner", partner=exchange.pair.partner[-8:]
         ):
             averaged = await self.exchanges.finish(exchange, self.matchmaker.partner_by)
-        averaged, sample = await self._clip_and_step(exchange if averaged else None)
+        averaged, sample = await self._clip_and_step(exchange.own, exchange if averaged else None)
         partner = exchange.pair.partner if averaged else None
-        self._record(exchange if averaged else None, sample)
+        self._record(exchange.own, partner, sample)
         self.exchanges.forget(exchange, averaged)
         return RoundResult(partner, exchange.bytes_sent, self.matchmaker.search_seconds)
 
-    async def _clip_and_step(self, exchange: PairExchange | None) -> tuple[bool, MeetingSample | None]:
-        """Take the outer step with the partner's or alone; returns whether with it, and what the meeting told."""
+    async def _clip_and_step(
+        self, own: Fragment, exchange: PairExchange | None
+    ) -> tuple[bool, MeetingSample | None]:
+        """Take the outer step over `own`, with the partner's or alone.
+
+        Returns whether with the partner's, and what the meeting told.
+        """
         await self.exchanges.still()
         before = self._replica.round
         try:
-            sample = await self._context.compute.run(Priority.OPTIMIZER, self._work_outer_step, exchange)
+            sample = await self._context.compute.run(Priority.OPTIMIZER, self._work_outer_step, own, exchange)
         except OutOfMemory:
-            is_alone = await self._step_without_memory(before)
+            is_alone = await self._step_without_memory(before, own)
             return exchange is not None and not is_alone, None
         return exchange is not None, sample
 
-    def _work_outer_step(self, exchange: PairExchange | None) -> MeetingSample | None:
+    def _work_outer_step(self, own: Fragment, exchange: PairExchange | None) -> MeetingSample | None:
         """Take the outer step on the compute thread. Returns what the meeting told, if there was one."""
-        replica = self._replica
+        replica, statistics = self._replica, self._statistics[own]
         if exchange is None:
-            replica.finish_round_alone()
+            replica.finish_round_alone(own)
             return None
-        own, statistics = exchange.own, self._statistics[exchange.own]
         pull = Pull(exchange.outgoing, exchange.incoming, own, exchange.unread)
         phi = sampled(own.phi).clone()
         progress = sampled(own.theta) - phi
@@ -131,12 +138,10 @@ class PairAverager(Averager):
         replica.finish_round_with(pull.piece, pull.whole, own)
         return statistics.seen(settings, pull.sample, phi, progress, exchange.phi_sample, finding)
 
-    def _record(self, exchange: PairExchange | None, sample: MeetingSample | None) -> None:
-        """Learn from a round with a partner; `exchange` is None for one alone, which is of all fragments."""
+    def _record(self, own: Fragment, partner: PeerId | None, sample: MeetingSample | None) -> None:
+        """Learn from a round of `own`; `partner` is None for one alone."""
         context, replica = self._context, self._replica
-        partner = exchange.pair.partner if exchange is not None else None
-        for own in [exchange.own] if exchange is not None else replica.fragments:
-            self._statistics[own].round_ended(partner, sample)
+        self._statistics[own].round_ended(partner, sample)
         is_honest = sample is None or sample.finding is None or sample.finding.offence is None
         if partner is not None and sample is not None and is_honest:
             self._gain.met(partner, sample.shared)

@@ -111,6 +111,11 @@ class Matchmaker:
         return self._search.partner_trains
 
     @property
+    def next_fragment(self) -> int | None:
+        """The fragment that a round alone is of; None for all."""
+        return self._search.next_fragment
+
+    @property
     def has_agreed(self) -> bool:
         """True if there is a partner, for this round or the next."""
         return self._search.has_agreed

@@ -122,16 +122,21 @@ class FragmentOrder:
         self._fragments = fragments
         self._order = list(range(fragments))
 
-    def averaged(self, name: str) -> None:
-        """Note that a round with a pair of this name was agreed on."""
-        index = fragment_named(name, self._fragments)
+    @property
+    def next(self) -> int | None:
+        """The fragment whose turn it is; None where there are none."""
+        return None if self._fragments == 1 else self._order[0]
+
+    def round_ended(self, name: str | None) -> None:
+        """Note a round with a pair of this name; None for one alone, which is of the next fragment."""
+        index = self.next if name is None else fragment_named(name, self._fragments)
         if index is not None:
             self._order.remove(index)
             self._order.append(index)
 
     def name(self, rng: random.Random, *, is_of_all: bool) -> str:
         """The name of a new pair, which is to average the next fragment, or all of them."""
-        wanted = None if is_of_all or self._fragments == 1 else self._order[0]
+        wanted = None if is_of_all else self.next
         while True:
             name = f"{rng.getrandbits(128):032x}"
             if fragment_named(name, self._fragments) == wanted:

@@ -70,7 +70,7 @@ class Pairing:
         self, me: PeerId, inner_steps: int, window: float, rng: random.Random, fragments: int = 1
     ) -> None:
         self.me = me
-        self._order = FragmentOrder(fragments)
+        self.fragments = FragmentOrder(fragments)
         self._window = window
         self._rng = rng
         # whoever measures these may say so, in seconds:
@@ -96,8 +96,7 @@ class Pairing:
 
     def begin_round(self, inner_steps: int) -> None:
         """Begin the next round with what was agreed on for it."""
-        if self.current is not None:
-            self._order.averaged(self.current.pair.name)
+        self.fragments.round_ended(self.current.pair.name if self.current is not None else None)
         self._was_alone = self.current is None
         self._last = self.current.pair.partner if self.current is not None else None
         self.bounds = Bounds.of(inner_steps, self._window)
@@ -169,7 +168,7 @@ class Pairing:
         if chosen is None:
             return None
         # who trains no more has time for all of it
-        pair = Pair(chosen, self._order.name(self._rng, is_of_all=self.at_once))
+        pair = Pair(chosen, self.fragments.name(self._rng, is_of_all=self.at_once))
         self._asking[pair] = self._sought = slot
         self._search[slot].asked.add(chosen)
         return Proposal(pair, self._meeting(slot, here), here.now)

@@ -130,6 +130,11 @@ class PartnerSearch:
         return bool(self.pairing.agreements)
 
     @property
+    def next_fragment(self) -> int | None:
+        """The fragment of a round alone, see `FragmentOrder.next`."""
+        return self.pairing.fragments.next
+
+    @property
     def step_count(self) -> int:
         """Inner steps of this round, as last reported."""
         return self._steps

@@ -15,7 +15,7 @@ from node.model.replica import Replica
 from node.rounds.meeting import FragmentOrder, fragment_named
 from protocol.codecs.kernels import BLOCK
 from tests.swarm.micro import micro_manifest, run_swarm
-from tests.unit.two_ends import End, mean_phi, two_ends, whole_round
+from tests.unit.two_ends import Agreed, End, mean_phi, two_ends, whole_round
 
 FRAGMENTS = 3
 MEAN: dict[str, Any] = {"outer__alpha": 0.0, "outer__beta": 1.0, "outer__gamma": 1.0}
@@ -126,12 +126,33 @@ def test_the_one_whose_turn_was_longest_ago_is_next_whoever_proposed() -> None:
         for _ in range(FRAGMENTS):
             name = order.name(rng, is_of_all=False)
             turns.append(fragment_named(name, FRAGMENTS))
-            order.averaged(name)
+            order.round_ended(name)
         assert sorted(turns) == list(range(FRAGMENTS))  # type: ignore[type-var]
     others = FragmentOrder(FRAGMENTS).name(rng, is_of_all=False)
-    order.averaged(others)
+    order.round_ended(others)
     assert fragment_named(order.name(rng, is_of_all=False), FRAGMENTS) == 1
     assert fragment_named(order.name(rng, is_of_all=True), FRAGMENTS) is None
+
+
+def test_a_round_alone_is_of_the_next_fragment_and_leaves_the_others() -> None:
+    async def main() -> None:
+        a, b = await two_with_fragments()
+        before = a.replica.phi.clone()
+        progress = a.train(1)
+        a.averager.matchmaker = Agreed(None, a.averager.agreed, 0)  # type: ignore[assignment]
+        await a.rounds.finish()
+        first = a.replica.fragments[0].bounds
+        assert torch.allclose(a.replica.phi[first], (before + progress)[first], atol=1e-6)
+        assert torch.equal(a.replica.phi[first.stop :], before[first.stop :])
+        await asyncio.gather(a.close(), b.close())
+
+    run_swarm(main())
+    order = FragmentOrder(FRAGMENTS)
+    turns = [order.next]
+    for _ in range(FRAGMENTS):
+        order.round_ended(None)
+        turns.append(order.next)
+    assert turns == [0, 1, 2, 0]
 
 
 def test_without_fragments_every_name_is_of_all() -> None:

@@ -35,8 +35,11 @@ OVERLAPS = ("none", "phi-early")
 class Agreed:
     """A matchmaker whose pair is a given one."""
 
-    def __init__(self, pair: Pair, began: Callable[[Pair], None]) -> None:
-        self.pair: Pair | None = pair
+    def __init__(
+        self, pair: Pair | None, began: Callable[[Pair], None], next_fragment: int | None = None
+    ) -> None:
+        self.pair = pair
+        self.next_fragment = next_fragment
         self._next: Pair | None = None
         self._began = began
         self.standing = Standing(1.0)
