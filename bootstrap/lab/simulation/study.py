@@ -19,6 +19,7 @@ from rich.table import Table
 from scipy.special import stdtrit
 
 from bootstrap.display import figure
+from bootstrap.lab.simulation.effective import AllReduceCurves
 from bootstrap.lab.simulation.learning import LearningResult, LearningSetting, simulate, simulate_aloud
 from node.machine.named import is_there, shown, unreadable
 from protocol.codecs.near_codecs import BITS
@@ -241,9 +242,10 @@ def varied(outcomes: Sequence[LearningResult]) -> list[str]:
 def rows(outcomes: Sequence[LearningResult]) -> list[dict[str, object]]:
     """One row for each setting, over its seeds: what distinguishes it, then what came of it.
 
-    `difference` is that of its loss to the first setting's, seed by seed over those that both have.
+    `difference` is that of its loss to the first setting's, seed by seed over those that both have. `effective` are
+    the replicas of all-reduce that learn as much, where its losses of several numbers are among the outcomes.
     """
-    columns, groups = varied(outcomes), grouped(outcomes)
+    columns, groups, all_reduce = varied(outcomes), grouped(outcomes), AllReduceCurves(outcomes)
     first = {outcome.setting["seed"]: outcome.loss for outcome in groups[0]}
     result = []
     for group in groups:
@@ -260,6 +262,7 @@ def rows(outcomes: Sequence[LearningResult]) -> list[dict[str, object]]:
                 "difference_interval": interval(differences),
                 "loss_by_seed": {str(o.setting["seed"]): round(o.loss, 4) for o in group},
                 "loss_of_mean": round(mean(o.loss_of_mean for o in group), 4),
+                "effective": all_reduce.effective(group),
                 "spread": mean(o.spread for o in group),
                 "bytes_per_token": round(mean(o.bytes_per_token for o in group), 3),
                 "bytes_per_replica": round(mean(o.bytes_per_replica for o in group)),
@@ -284,10 +287,12 @@ def interval(values: Sequence[float]) -> float | None:
 
 def tables_of(outcomes: Sequence[LearningResult]) -> list[Table]:
     """Tables with a row for each setting: what it learnt, what that took, and its losses by seed."""
-    learnt = _table("loss", "to the first", "mean's", "spread")
+    found = rows(outcomes)
+    has_effective = any(row["effective"] is not None for row in found)
+    learnt = _table("loss", "to the first", "mean's", "spread", *(["learns like"] if has_effective else []))
     took = _table("bytes/token", "of all-reduce", "rounds", "paired", "blocked")
     by_seed = _table("loss by seed", left=True)
-    for number, (group, row) in enumerate(zip(grouped(outcomes), rows(outcomes), strict=True)):
+    for number, (group, row) in enumerate(zip(grouped(outcomes), found, strict=True)):
         name = ", ".join(_told(fact, row[fact]) for fact in varied(outcomes)) or "all alike"
         learnt.add_row(
             name,
@@ -295,6 +300,7 @@ def tables_of(outcomes: Sequence[LearningResult]) -> list[Table]:
             _with_interval(row["difference"], row["difference_interval"], "+.3f") if number else "",
             f"{row['loss_of_mean']:.3f}",
             f"{row['spread']:.1e}",
+            *([_effective(row["effective"])] if has_effective else []),
         )
         cells = ("{bytes_per_token:.1f}", "{share:.1%}", "{rounds:.0f}", "{paired:.0%}", "{blocked:.1%}")
         took.add_row(name, *(cell.format(**row) for cell in cells))
@@ -371,6 +377,10 @@ def _table(*columns: str, left: bool = False) -> Table:
 def _told(fact: str, value: object) -> str:
     name = SHOWN.get(fact, fact.rpartition(".")[2])
     return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+
+
+def _effective(replicas: object) -> str:
+    return "" if replicas is None else f"{replicas:.1f} replicas"
 
 
 def _with_interval(value: object, half: object, form: str) -> str:
