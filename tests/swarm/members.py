@@ -67,7 +67,7 @@ class Member:
         self.peer = self.transport.peer_id
         self.rng = random.Random(self.number)
         self.view, self.rpc = View(), Rpc(self.transport)
-        self.replica = SimpleNamespace(steps_in_round=0, round=0, lineage=Lineage())
+        self.replica = SimpleNamespace(steps_in_round=0, round=0, lineage=Lineage(), fragments=[None])
         self.rounds: list[Round] = []
         self.agreed: Counter[Pair] = Counter()
         self.came: dict[str, asyncio.Event] = {}
