@@ -119,7 +119,7 @@ def bootstrap(
 ) -> None:
     """Found a run and keep its seed peer up.
 
-    Without a manifest or preset it asks about the run. Started again with the same --state-dir, it takes up the same
+    Without a manifest or preset it asks about the run. Started again with the same --state-dir, it resumes that
     run. noloco-bootstrap is the same program.
 
     Example: noloco found --preset llama-5m --tokenizer tokenizer.json

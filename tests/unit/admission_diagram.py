@@ -74,8 +74,13 @@ class Life:
             case admission.GivenUp(microbatch):
                 self._move(microbatch, Place.GIVEN_UP, event)
 
-    def go_on(self) -> None:
-        """Let something happen."""
+    def live(self) -> None:
+        """Let things happen, and at last drain the machine."""
+        for _ in range(EVENTS):
+            self._go_on()
+        self._hear(admission.Draining())
+
+    def _go_on(self) -> None:
         dice, machine = self._dice, self._machine
         here = [name for name, place in self._places.items() if place not in AT_REST]
         if machine.is_complete and dice.random() < 0.5:
@@ -102,18 +107,12 @@ class Life:
             case Place.FORWARD | Place.BACKWARD:
                 self._hear(admission.Counted(microbatch))
 
-    def end(self) -> None:
-        self._hear(admission.Draining())
-
 
 def arrows() -> Arrows:
     """Each change of a microbatch's place that was seen, with the events that made it."""
     found: Arrows = defaultdict(set)
     for seed in range(LIVES):
-        life = Life(seed, found)
-        for _ in range(EVENTS):
-            life.go_on()
-        life.end()
+        Life(seed, found).live()
     return found
 
 
