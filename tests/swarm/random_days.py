@@ -449,10 +449,10 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Day]:
             days[-1].origins.register(checkpoint.state.phi, self._replica.origin)
         return checkpoint
 
-    def record(original: Any, self: PairAverager, partner: PeerId | None, sample: Any) -> None:
+    def record(original: Any, self: PairAverager, own: Any, partner: PeerId | None, sample: Any) -> None:
         if partner is not None:
             days[-1].averaged(self._replica, partner, self._context.stage)
-        original(self, partner, sample)
+        original(self, own, partner, sample)
 
     def save(original: Any, self: StateDirectory, run_id: str, checkpoint: Checkpoint) -> None:
         original(self, run_id, checkpoint)

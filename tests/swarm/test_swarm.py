@@ -161,10 +161,10 @@ def test_a_proposal_at_the_very_end_of_a_round_is_kept_for_the_next_one() -> Non
 
         finish = node.replica.finish_round_alone
 
-        def finish_while_asked() -> None:
+        def finish_while_asked(*own: Any) -> None:
             if matchmaker.pair is None:  # nor at the end of a round whose partner did not come
                 ask()
-            finish()
+            finish(*own)
 
         def ask() -> None:
             asking.append(asyncio.get_running_loop().create_task(propose(f"p{len(asking)}")))

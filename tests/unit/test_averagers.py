@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from bootstrap.lab.in_memory.memory_network import MemoryNetwork
@@ -76,11 +78,11 @@ def test_a_step_that_memory_runs_out_in_is_taken_once(method: str, is_late: bool
         end = end_with(method)
         finish, tries = end.replica.finish_round_alone, 0
 
-        def short() -> None:
+        def short(*own: Any) -> None:
             nonlocal tries
             tries += 1
             if tries > 1 or is_late:
-                finish()
+                finish(*own)
             if tries == 1:
                 raise OutOfMemory("none")
 
