@@ -15,7 +15,7 @@ from protocol.run.manifest_advice import advice
 
 SWARM_PRESETS = (
     "lab-8", "regional-64", "world-1k", "world-10k",
-    "spot-churn", "mass-exit", "partition", "flash-crowd", "slow-fifth", "mostly-hidden",
+    "spot-churn", "mass-exit", "partition", "flash-crowd", "slow-fifth", "hidden-1k",
 )  # fmt: skip
 MOST_PEERS = 20_000
 
