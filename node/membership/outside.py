@@ -22,7 +22,7 @@ from protocol.records.addresses import check_announced, is_loopback
 logger = logging.getLogger(__name__)
 
 WITNESSES = (
-    2  # networks in which peers must agree on an address, for it to replace those that this machine has
+    2  # networks that must agree: that this node can be dialled, or on an address that replaces its own
 )
 MOST_TOLD = 2  # addresses that are only told: a reader dials the eight of a record at once
 MOST_ANNOUNCED = 8
@@ -130,6 +130,20 @@ class Told:
 
     address: str
     network: str
+
+
+def is_dialled(told: Sequence[Told]) -> bool | None:
+    """Return whether others can dial this node; None while the only network that claims it stands against others.
+
+    Each network has one vote, that of most of its peers. Where only one network answers, it decides alone.
+    """
+    votes = dict[str, list[bool]]()
+    for each in told:
+        votes.setdefault(each.network, []).append(bool(each.address))
+    reached = sum(2 * sum(vote) > len(vote) for vote in votes.values())
+    if not reached:
+        return False
+    return True if reached >= min(WITNESSES, len(votes)) else None
 
 
 def outside_addresses(told: Sequence[Told], own: Sequence[str]) -> list[str]:

@@ -10,7 +10,14 @@ import random
 from collections.abc import Mapping, Sequence
 
 from node.membership.joining import DIAL_BACK_DEADLINE, announce_outside
-from node.membership.outside import Told, inner_port, listening_port, outside_addresses
+from node.membership.outside import (
+    WITNESSES,
+    Told,
+    inner_port,
+    is_dialled,
+    listening_port,
+    outside_addresses,
+)
 from node.watch.events import Events
 from protocol.errors import NolocoError, Refused
 from protocol.ground import PeerId
@@ -94,8 +101,9 @@ class WaysIn:
         self._due = asyncio.get_running_loop().time() + (LACKING_EVERY if 0 < len(ways) < WAYS else pause)
 
     async def _is_hidden(self, places: Mapping[PeerId, Sequence[str]]) -> bool | None:
-        """Return whether every peer that answers has failed to dial this one; None where no peer answers.
+        """Return whether other peers fail to dial this one; None where no peer answers.
 
+        One network's word against others' counts for nothing: a liar would take this node's ways in from it.
         Where a peer has dialled it from outside, and it announces addresses of its own network alone, it announces
         that one from then on: a port has been forwarded since it started.
         """
@@ -112,12 +120,12 @@ class WaysIn:
                 if address is not None:
                     self._answered.append(peer)
                     told.append(Told(address, network_of(places[peer])))
-            if any(one.address for one in told) or len(told) >= AT_ONCE:
+            if _is_enough(told):
                 break
         reached = [one for one in told if one.address]
         if inner_port(own) and (outside := outside_addresses(reached, own)):
             await announce_outside(self._rpc.transport, outside, own, self._events)
-        return not reached if told else None
+        return not is_dialled(told) if told else None
 
     async def _dialled_by(self, peer: PeerId, port: int) -> str | None:
         """Return the address at which the peer has dialled this one, "" where it cannot; None without an answer."""
@@ -164,6 +172,12 @@ class WaysIn:
                 "--relay-for-others 20Mbit.",
                 "not-reached",
             )
+
+
+def _is_enough(told: Sequence[Told]) -> bool:
+    """Return whether more peers' words would not change whether this node counts as hidden."""
+    witnesses = {one.network for one in told if one.address}
+    return len(witnesses) >= WITNESSES or (len(told) >= AT_ONCE and is_dialled(told) is not None)
 
 
 def _widest(peer: PeerId, places: Sequence[str]) -> list[str]:

@@ -45,6 +45,9 @@ from protocol.supervision import all_of
 
 # gossip deadlines that a caller gives to an owner for a part, and to who calls the roll: one to carry it, two to wait
 CALL_DEADLINES = 3
+# of a roll: the caller may have read a newcomer's record before this replica. A made-up member costs a part of the
+# state, which nobody averages, and an attempt to reach it
+MOST_STRANGERS = 0.5
 ALONE = {"alone": "nobody else came in time", "group": "another replica calls the roll"}
 
 
@@ -143,6 +146,10 @@ class AllReduce(Averager):
         members = tuple(sorted({PeerId(member) for member in told.members}))
         if context.me not in members or len(members) < 2:
             raise CodecError("the roll lacks this replica")
+        known = context.view.members(context.stage, context.transport.now())
+        strangers = set(members) - {context.me, *(member.peer for member in known)}
+        if len(strangers) > MOST_STRANGERS * len(members):
+            raise CodecError(f"the roll names {len(strangers)} peers that are no replicas of this stage")
         return Assembled(told.name, members)
 
     async def _average(self, z: torch.Tensor, present: Assembled) -> torch.Tensor:

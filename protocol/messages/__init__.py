@@ -189,6 +189,9 @@ class Asks(Message, Generic[Reply_co]):
         """The tensors that an answer has, if the request went with those that were `sent`."""
         return ()
 
+    def require_fit(self, answer: Message, sent: Sequence[Encoded]) -> None:
+        """Raise `WireError` where the values of an answer cannot be of this request with the tensors `sent`."""
+
     def __init_subclass__(
         cls,
         kind: str = "",

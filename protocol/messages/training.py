@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from protocol.codecs.codec import Encoded
+from protocol.errors import WireError
 from protocol.ground import MOST_LOSS, Count, Natural
 from protocol.messages import (
     Asker,
@@ -98,6 +100,15 @@ class Evaluate(Asks[Evaluated], kind="evaluate", traffic=Traffic.PIPELINE, asker
 
     stage: Natural
     route: Annotated[list[PeerIdText], Field(max_length=1_024)]
+
+    def require_fit(self, answer: Message, sent: Sequence[Encoded]) -> None:
+        """Refuse a loss over other tokens than the labels sent: in a mean it would count for all the others."""
+        if not isinstance(answer, Evaluated) or len(sent) != 2:
+            return
+        if answer.tokens != math.prod(sent[1].shape):
+            raise WireError("malformed evaluated: tokens: other than the labels sent")
+        if answer.loss_sum > MOST_LOSS * answer.tokens:
+            raise WireError("malformed evaluated: loss_sum: larger than any loss of so many tokens")
 
 
 class Predicted(Message, kind="predicted"):

@@ -205,9 +205,9 @@ class Rpc:
     ) -> T:
         """Ask `peer` and return what `read` makes of its answer.
 
-        `read` gets the reply and its tensors, which are of the request's `layouts` and finite. It may raise
-        `WireError` for an answer that does not fit; whatever else it raises is a refusal as `Unreadable`. So an
-        answer fails its own request, and nothing else.
+        `read` gets the reply, which fits the request (`Asks.require_fit`), and its tensors, which are of the
+        request's `layouts` and finite. It may raise `WireError` for an answer that does not fit; whatever else it
+        raises is a refusal as `Unreadable`. So an answer fails its own request, and nothing else.
 
         `deadline` is in seconds, or as long as a `Patience` lasts. The request travels in its own class of traffic,
         unless another one is named.
@@ -470,4 +470,5 @@ def _checked_reply(
         raise WireError(f"expected {reply.kind}, got {legible(frame.kind[:40])}")
     message = reply.parsed(frame.body)
     require_layouts(frame.specs, request.layouts(sent))
+    request.require_fit(message, sent)
     return message, [require_finite(tensor) for tensor in frame.tensors()]

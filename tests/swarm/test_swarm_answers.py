@@ -33,8 +33,8 @@ from node.process.daemon import Node
 from protocol.codecs.codec import encode
 from protocol.errors import DeadlineExceeded, JoinError, Refused
 from protocol.ground import PeerId
-from protocol.messages.training import Predict, Predicted
-from protocol.rpc.rpc import Answer, Request
+from protocol.messages.training import Evaluate, Evaluated, Predict, Predicted
+from protocol.rpc.rpc import Answer, Request, Rpc
 from tests.swarm.micro import observer_of, peer_of, stage_nodes
 from tests.swarm.models_out import (
     GREEDY,
@@ -254,6 +254,36 @@ def test_a_replica_that_keeps_requests_holds_no_evaluation_up(keepers: set[PeerI
         assert route == routes[1]
         assert loss.nats == pytest.approx(usual.nats)
         assert clock() - began < SECOND_AFTER + 10.0
+
+    visiting(2, look, inner__total_steps=6)
+
+
+@pytest.mark.parametrize("told", [(0.0, 2**31), (0.0, 1), (1e9, 32)], ids=["many", "few", "a loss too large"])
+def test_a_loss_that_is_not_of_the_tokens_sent_counts_for_nothing(
+    told: tuple[float, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Failed before: one such answer weighed more than all others of the text."""
+    honest = Inference.on_evaluate
+    liars, strikes = set[PeerId](), list[PeerId]()
+
+    async def answer(self: Inference, request: Request[Evaluate]) -> Answer[Evaluated]:
+        if self._context.me in liars:
+            return Answer(Evaluated(loss_sum=told[0], tokens=told[1]))
+        return await honest(self, request)
+
+    monkeypatch.setattr(Inference, "on_evaluate", answer)
+    monkeypatch.setattr(Rpc, "strike", lambda self, peer: strikes.append(peer))
+
+    async def look(swarm: SimulatedSwarm, observer: Observer) -> None:
+        tokens = torch.zeros(2, 16, dtype=torch.int64)
+        text = MeasuredText([(tokens, tokens)] * 3, 96)
+        routes = await observer.routes()
+        usual = await evaluate_route(observer, text, routes[1])
+        liars.add(routes[0][1])
+        route, loss = await evaluate_any(observer, text, routes, lambda done, total: None)
+        assert route == routes[1]
+        assert (loss.nats, loss.tokens) == (pytest.approx(usual.nats), 96)
+        assert set(strikes) == liars, "the first stage, which passed the answer on, is not to blame"
 
     visiting(2, look, inner__total_steps=6)
 

@@ -23,11 +23,11 @@ from node.rounds.gathers import IN_FLIGHT, mean_of
 from protocol.codecs.codec import as_read, encode
 from protocol.codecs.near_codecs import BITS
 from protocol.errors import Refused
-from protocol.messages.training import Assemble, Reduce
+from protocol.messages.training import Assemble, Reduce, RollCall
 from protocol.records.announcement import Announcement
 from protocol.records.identity import Identity
 from protocol.records.lineage import UNDATED
-from protocol.rpc.rpc import Rpc, Traffic
+from protocol.rpc.rpc import Answer, Request, Rpc, Traffic
 from protocol.run.manifest import GOSSIP_CODECS
 from tests.swarm.micro import membership_of, micro_manifest
 
@@ -272,6 +272,36 @@ def test_who_counts_another_group_is_with_those_that_call_the_roll() -> None:
         found[2].view.suspect(found[1].me)
         means = await asyncio.gather(*(one.mean() for one in found))
         assert all(torch.equal(mean, expected_mean(found, "fp32")) for mean in means)
+
+    within(60.0, main)
+
+
+def test_a_roll_of_peers_that_there_are_not_is_refused() -> None:
+    """Failed before: each of them was dialled, twice a round, and its part of the state was never averaged."""
+
+    async def main() -> None:
+        _, found = await reducers(3, 27)
+        ghosts = [Identity.from_seed(f"ghost {number}").peer_id for number in range(500)]
+
+        async def answer(request: Request[Assemble]) -> Answer[RollCall]:
+            return Answer(RollCall(name="a", members=[*(one.me for one in found), *ghosts]))
+
+        found[0].rpc.handle(Assemble.answered_by(answer))
+        for one in found[1:]:
+            assert torch.equal(await one.mean(), one.z)
+            (told,) = one.told
+            assert told["reason"] == "the roll names 500 peers that are no replicas of this stage"
+            assert one.reduce.bytes_sent == 0
+
+    within(10.0, main)
+
+
+def test_a_roll_with_one_newcomer_that_this_replica_does_not_know_is_taken() -> None:
+    async def main() -> None:
+        _, found = await reducers(3, 27)
+        found[1].view.forget([found[2].me])
+        await asyncio.gather(*(one.mean() for one in found))
+        assert "all-reduce-alone" not in [told["event"] for told in found[1].told]
 
     within(60.0, main)
 

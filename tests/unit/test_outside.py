@@ -11,6 +11,7 @@ from node.membership.outside import (
     Told,
     announced,
     inner_port,
+    is_dialled,
     is_outside,
     outside_addresses,
     rented,
@@ -109,6 +110,24 @@ OWN = [address.partition("/p2p/")[0] for address in CONTAINER if "127.0.0.1" not
 def test_one_networks_word_replaces_no_address_of_this_machine(told: list[Told], expected: list[str]) -> None:
     """Before: the first greeter's word was announced alone, be it the address of the liar itself."""
     assert outside_addresses(told, CONTAINER) == expected
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ([], False),
+        ([Told("", "a"), Told("", "b")], False),
+        ([Told(RIGHT, "a")], True),  # nobody else is there to ask
+        ([Told(WRONG, "x"), Told("", "a")], None),
+        ([Told(WRONG, "x"), Told(WRONG, "x"), Told("", "a"), Told("", "b")], None),
+        ([Told(RIGHT, "a"), Told("", "x"), Told(RIGHT, "b")], True),
+        ([Told(RIGHT, "a"), Told("", "a"), Told("", "a")], False),
+    ],
+)
+def test_one_networks_word_against_others_makes_no_node_one_that_can_be_dialled(
+    told: list[Told], expected: bool | None
+) -> None:
+    assert is_dialled(told) is expected
 
 
 def test_many_words_fit_a_record() -> None:

@@ -53,6 +53,7 @@ class Home:
     peers: list[PeerId]
     willing: set[PeerId]
     reached: str = ""  # the address at which peers dial the node
+    liars: dict[PeerId, str] = field(default_factory=dict)  # where they claim to have dialled it
     hellos: list[float] = field(default_factory=list)
     told: list[dict[str, object]] = field(default_factory=list)
 
@@ -84,9 +85,10 @@ async def at_home(willing: Sequence[bool], places: Sequence[str] = ()) -> AsyncI
         rpcs.append(Rpc(transport))
         node.places[peer] = [places[number] if places else f"/ip4/8.8.{number}.1/tcp/4001"]
 
-        async def on_hello(request: Request[Hello]) -> Answer[Welcome]:
+        async def on_hello(request: Request[Hello], peer: PeerId = peer) -> Answer[Welcome]:
             home.hellos.append(asyncio.get_running_loop().time())
-            return Answer(Welcome(run_id="0" * 16, time=0.0, role="node", manifest=b"", reached=home.reached))
+            reached = home.liars.get(peer, home.reached)
+            return Answer(Welcome(run_id="0" * 16, time=0.0, role="node", manifest=b"", reached=reached))
 
         async def on_keep_way(request: Request[KeepWay], peer: PeerId = peer) -> Answer[WayKept]:
             if peer not in home.willing:
@@ -194,6 +196,29 @@ async def test_a_port_that_is_forwarded_later_is_announced_and_the_ways_in_are_g
         assert home.node.announced == [OUTSIDE]
         assert home.node.ways_in == ()
         assert home.node.addresses_to_join() == home.node.addresses()
+
+
+@in_virtual_time
+async def test_one_networks_claim_to_have_dialled_a_hidden_node_takes_no_way_in_from_it() -> None:
+    """Failed before: the node gave up its ways in at the first such claim, and nobody reached it."""
+    places = [f"/ip4/{network}.1/tcp/4001" for network in ("8.8.0", "8.8.1", "8.8.2", "9.9.9", "9.9.9")]
+    async with at_home([True] * 5, places) as home:
+        home.liars = dict.fromkeys(home.peers[3:], OUTSIDE)
+        await home.ways.has_looked.wait()
+        for _ in range(20):  # each time others are asked, the liars alone as well
+            assert home.node.is_hidden
+            assert len(home.node.ways_in) == WAYS
+            await asyncio.sleep(RENEWED_EVERY + LOOKED_EVERY + 1.0)
+
+
+@in_virtual_time
+async def test_two_networks_that_have_dialled_a_node_are_believed() -> None:
+    async with at_home([True] * 5) as home:
+        home.liars = dict.fromkeys(home.peers[3:], OUTSIDE)
+        await home.ways.has_looked.wait()
+        await asyncio.sleep(20 * RENEWED_EVERY)
+        assert not home.node.is_hidden
+        assert home.node.ways_in == ()
 
 
 @in_virtual_time
