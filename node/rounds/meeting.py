@@ -20,7 +20,7 @@ SHORTEST_STEP = 1e-6  # seconds; below that a replica does not train, it waits
 RENEW_AFTER = 0.25  # of a round: a partner not heard of for so long is asked whether it holds to the pair
 # Steps that rounds of so many may be shorter or longer: with less, replicas that are out of step find no end of a
 # step at which two of them can meet. Longer rounds have that from the window.
-LEAST_SLACK = {1: 1, 2: 1, 3: 2}
+LEAST_SLACK = {2: 1, 3: 2}
 
 
 @dataclass(frozen=True)
