@@ -9,11 +9,11 @@ from rich.text import Text
 from bootstrap.checking.report import TOLERABLE, AssumedLinks, Hop, MemoryFigures, Report
 from bootstrap.display import plain_table
 from node.data.batches import window_bytes
-from node.machine.limits import size
 from node.model.memory_model import backward_bytes, forward_bytes
 from node.model.stage import described_parameters
 from node.watch.words import duration
 from protocol.run.manifest import Manifest
+from protocol.windows import amount
 
 
 def show_report(verdict: str, report: Report, manifest: Manifest, links: AssumedLinks) -> None:
@@ -43,8 +43,8 @@ def stage_table(report: Report) -> Table:
             str(stage.stage),
             str(stage.layers),
             _count(stage.parameters),
-            size(stage.memory),
-            size(round(stage.round.sent)),
+            amount(stage.memory),
+            amount(round(stage.round.sent)),
             _short(stage.round.per_token),
             duration(stage.round.seconds),
             _short(stage.all_reduce.per_token),
@@ -69,7 +69,7 @@ def sentences(report: Report, manifest: Manifest, links: AssumedLinks) -> dict[s
         )
     elif worst.round.sent:
         said["waiting"] = (
-            f"none: {size(round(worst.round.sent))} travel while training goes on, "
+            f"none: {amount(round(worst.round.sent))} travel while training goes on, "
             f"{duration(links.seconds(worst.round.sent))} {where}."
         )
     if worst.all_reduce.seconds:
@@ -82,7 +82,7 @@ def sentences(report: Report, manifest: Manifest, links: AssumedLinks) -> dict[s
     said["memory"] = (
         "by formula, beside about 0.6 GiB of the program; a node measures before it serves, and gets by with "
         'anything from "together" down to "at least". '
-        f"Stage 0 holds {size(window_bytes(manifest.data))} of text beside it, to shuffle (data.shuffle_window)."
+        f"Stage 0 holds {amount(window_bytes(manifest.data))} of text beside it, to shuffle (data.shuffle_window)."
     )
     said["stability"] = _stability(report)
     if report.notes:
@@ -98,8 +98,8 @@ def _pipeline(hop: Hop, report: Report, manifest: Manifest) -> str:
     return (
         f"{_short(hop.forward)} bytes a token and hop forward ({wire.activations}, labels included), "
         f"{_short(hop.back)} back ({wire.gradients}); {duration(hop.seconds)} a hop and microbatch. A microbatch "
-        f"of {manifest.inner.sequences} × {manifest.data.sequence_tokens:,} tokens is {size(forward)} forward and "
-        f"{size(back)} back, the {microbatches:,} of a round {size(microbatches * (forward + back))}."
+        f"of {manifest.inner.sequences} × {manifest.data.sequence_tokens:,} tokens is {amount(forward)} forward and "
+        f"{amount(back)} back, the {microbatches:,} of a round {amount(microbatches * (forward + back))}."
     )
 
 
@@ -111,10 +111,14 @@ def _averaging(report: Report, manifest: Manifest) -> str:
         share = 2 * (report.replicas - 1) / report.replicas
         return f"over all replicas: {share:.2f} states ({wire.gossip}) out and as many in, each round."
     what = {
-        "none": f"one state ({wire.gossip}) out and one in, each round",
+        "none": f"{_averaged(outer.fragments)} ({wire.gossip}) out and one in, each round",
         "phi-early": f"φ ({wire.gossip}) during the round and Δ ({wire.progress}) at its end, out and in",
     }[outer.overlap]
     return f"with one random partner: {what}; a small sample of φ goes along."
+
+
+def _averaged(fragments: int) -> str:
+    return "one state" if fragments == 1 else f"one of {fragments} fragments of the state"
 
 
 def _stability(report: Report) -> str:

@@ -134,7 +134,7 @@ def _require_tokens(manifest: Manifest, file: Path | None) -> None:
         return
     what = f"The preset {manifest.name}" if file is None else f"The manifest {file}"
     for_bytes = (
-        f"write a manifest: noloco init run.toml --size {manifest.name} --vocab 256"
+        f"write a manifest: noloco init run.toml --preset {manifest.name} --vocab 256"
         if file is None
         else "set model.vocab_size = 256 in it"
     )

@@ -86,7 +86,9 @@ MEANINGS = {
 
 def init(
     file: Annotated[Path, Use.WRITE_FILE, typer.Argument(help="The file to write.")] = Path("run.toml"),
-    size: Annotated[str | None, typer.Option(help=f"Start from: {', '.join(PRESETS)}.")] = None,
+    size: Annotated[
+        str | None, typer.Option("--preset", "--size", help=f"Start from: {', '.join(PRESETS)}.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
     stages: Annotated[int | None, typer.Option(help="Number of pipeline stages.")] = None,
     hidden: Annotated[int | None, typer.Option(help="Hidden size of the model.")] = None,
@@ -110,7 +112,7 @@ def init(
 ) -> None:
     """Write a commented manifest, from a few questions or flags.
 
-    Example: noloco init my-run.toml --size tiny --stages 4
+    Example: noloco init my-run.toml --preset tiny --stages 4
     """
     given = {flag: value for flag, value in locals().items() if flag in PLACES and value is not None}
     try:

@@ -131,7 +131,7 @@ class Exchanges:
                 "this round counts its own progress alone.",
                 "exchange-failed",
                 partner=exchange.pair.partner,
-                reason=type(failure).__name__,
+                reason=failure.code if isinstance(failure, Refused) else type(failure).__name__,
             )
             return False
         finally:

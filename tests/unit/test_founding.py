@@ -22,7 +22,7 @@ from protocol.run.manifest import PRESETS, load_preset
 
 
 def test_a_vocabulary_of_which_bytes_would_use_nothing_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match=r"--tokenizer hub:NAME.*--size llama-125m --vocab 256"):
+    with pytest.raises(ManifestError, match=r"--tokenizer hub:NAME.*--preset llama-125m --vocab 256"):
         RunOptions("llama-125m").resolved()
     assert RunOptions("tiny").resolved()[0] == load_preset("tiny")
     file = tmp_path / "run.toml"
