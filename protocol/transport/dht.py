@@ -78,6 +78,12 @@ class Dht:
         table = counted(len(protocol.routing_table.uid_to_peer_id), "peer")
         return f"{kind} | Routing table: {table} | Storage: {protocol.storage!r}"
 
+    @property
+    def _guarded(self) -> GuardedProtocol:
+        """What answers other peers, by its type: hivemind says none."""
+        protocol: GuardedProtocol = self._node.protocol
+        return protocol
+
     def neighbours(self) -> list[PeerId]:
         """The peers in the routing table, each as often as it is there with a node id."""
         return [
@@ -111,17 +117,17 @@ class Dht:
 
     def restrict(self, admission: Admission) -> None:
         """See `Transport.restrict`; who was asked in vain before may be asked again."""
-        self._node.protocol.record_validator.admission = admission
-        self._node.protocol.access.admission = admission
+        guarded = self._guarded
+        guarded.record_validator.admission = guarded.admission = admission
         self._node.blacklist.clear()
 
     def refuse_by(self, refuses: Callable[[PeerId], Awaitable[bool]]) -> None:
         """Answer no peer any more for which `refuses` says so."""
-        self._node.protocol.refuses = refuses
+        self._guarded.refuses = refuses
 
     def locate_by(self, network: Callable[[PeerId], Awaitable[str]]) -> None:
         """Share the room for records by the networks that peers store from."""
-        self._node.protocol.network = network
+        self._guarded.network = network
 
     async def greet(self, peer: PeerId) -> bool:
         """Make a connected peer known to the routing table, and this peer to its; return whether it answered.

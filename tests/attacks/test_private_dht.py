@@ -55,7 +55,7 @@ async def test_a_stranger_finds_nothing_stores_nothing_and_is_nobodys_neighbour(
         assert await routed_to(a, b)
         mallory, _ = await a_member(network, "mallory", None)
         stranger = Stranger(mallory)
-        stranger.protocol.access.admission = None  # it asks as it pleases
+        stranger.protocol.admission = None  # it asks as it pleases
         result = await found_by(stranger, a)
         assert result.type == dht_pb2.NOT_FOUND
         assert not result.nearest_peer_ids
