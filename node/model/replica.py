@@ -187,12 +187,12 @@ class Replica:
         self.steps_in_round = 0
 
     def settle(self) -> None:
-        """Let φ be θ also in fragments that no round has averaged since the last inner step."""
-        if self.fragments == [self.whole]:
-            return
-        self.snapshots.before_change("theta", "phi", "delta")
-        self.whole.step_alone()
-        self.passes.weights_changed()
+        """Take a round alone over fragments that no round has averaged since the last inner step: θ and φ are one then.
+
+        It counts as a round: whoever asks for pieces of one round must not get φ of before and of after it.
+        """
+        if self.fragments != [self.whole]:
+            self.finish_round_alone()
 
     def lengthen(self, factor: float) -> None:
         """Let the own progress count `factor` times what the run's β says, in each fragment."""

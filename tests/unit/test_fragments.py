@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from itertools import pairwise
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -101,7 +102,19 @@ def test_alone_and_at_the_end_all_of_phi_is_theta() -> None:
         replica.flat.values.add_(0.01)
         end()
         assert torch.equal(replica.phi, replica.flat.values)
-    assert replica.round == 1
+    assert replica.round == 2  # what was given of φ before is of another round
+
+
+def test_what_is_given_after_the_end_is_no_copy_of_before_it() -> None:
+    replica = Replica(micro_manifest(outer__fragments=FRAGMENTS, **MEAN), 0)
+    replica.flat.values.add_(0.01)
+    replica.snapshots.begin(replica.snapshots.room())
+    while not replica.snapshots.advance(1.0, monotonic):
+        pass
+    replica.snapshots.keep(replica.snapshots.landed())
+    assert replica.read_saved_piece(0) is not None
+    replica.settle()
+    assert replica.read_saved_piece(0) is None
 
 
 # --- which one -------------------------------------------------------------------------------------
