@@ -92,7 +92,9 @@ class PairAverager(Averager):
         pair = await self.matchmaker.conclude()
         exchange = None if pair is None else self.exchanges.of(pair)
         if exchange is None or exchange.is_over:
-            own = self._replica.fragment_of(self.matchmaker.next_fragment)
+            # of what the pair was of: its name says whose turn is over
+            alone = self._replica.fragment_of(self.matchmaker.next_fragment)
+            own = alone if exchange is None else exchange.own
             await self._clip_and_step(own, None)
             self._record(own, None, None)
             return RoundResult(search_seconds=self.matchmaker.search_seconds)
