@@ -117,7 +117,7 @@ class RoundStatistics:
         """Estimate the spread; `peer` is the partner, None in a round alone."""
         context = self._context
         replicas = round(context.view.replicas(context.stage, context.transport.now()))
-        if not self._model.is_fed and self._replica.round > SETTLED_ROUND:
+        if not self._model.is_fed and self._replica.round > SETTLED_ROUND * len(self._replica.fragments):
             self._is_settled = True
         difference, before = seen.squared_difference if seen is not None else None, self._model.variance
         self.expected_spread = self._model.round_ended(
