@@ -65,10 +65,10 @@ class Replica:
         self.snapshots = Snapshots(self.state, copier_of(self.device))
         # what rounds average: all of it, or one of the fragments after the other
         self.whole = self._fragment(slice(0, self.parameters), settings)
-        count = manifest.outer.fragments
+        bounds_of_all = fragments_of(self.parameters, manifest.outer.fragments)
         self.fragments = (
-            [self._fragment(bounds, settings) for bounds in fragments_of(self.parameters, count)]
-            if count > 1
+            [self._fragment(bounds, settings) for bounds in bounds_of_all]
+            if len(bounds_of_all) > 1
             else [self.whole]
         )
         self._void_steps = 0  # whose batches began at weights that were replaced since
