@@ -187,7 +187,7 @@ class Replica:
         self.steps_in_round = 0
 
     def settle(self) -> None:
-        """Take a round alone over fragments that no round has averaged since the last inner step: θ and φ are one then.
+        """Take a round alone over what no round has averaged since the last inner step, so that θ and φ are one.
 
         It counts as a round: whoever asks for pieces of one round must not get φ of before and of after it.
         """

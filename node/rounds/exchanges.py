@@ -263,7 +263,11 @@ class Exchanges:
     async def _tell(
         self, exchange: PairExchange, message: Contribute | Unread, tensors: list[Encoded]
     ) -> None:
-        context, partner, deadline = self._context, exchange.pair.partner, self._deadline_of(exchange).seconds()
+        context, partner, deadline = (
+            self._context,
+            exchange.pair.partner,
+            self._deadline_of(exchange).seconds(),
+        )
         nbytes = sum(tensor.nbytes for tensor in tensors)
         clock = asyncio.get_running_loop().time
         with context.links.transfer(partner, Traffic.GOSSIP, nbytes, clock) if nbytes else nullcontext():

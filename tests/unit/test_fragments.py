@@ -126,7 +126,11 @@ def test_all_fragments_at_once_may_take_longer_than_one_did(monkeypatch: pytest.
     many = 16
 
     async def main() -> None:
-        settings: dict[str, Any] = {"outer__fragments": many, "wire__gossip": "fp32", "limits__gossip_deadline": 60.0}
+        settings: dict[str, Any] = {
+            "outer__fragments": many,
+            "wire__gossip": "fp32",
+            "limits__gossip_deadline": 60.0,
+        }
         a, b = await two_ends(Link(latency=0.01, bandwidth=10_000), **MEAN | settings)
         for number in range(12):
             if fragment_named(f"pair {number}", many) is not None:
