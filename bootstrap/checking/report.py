@@ -257,7 +257,8 @@ def _too_slow(manifest: Manifest, stages: Sequence[StageFigures], links: Assumed
             f"{limits.microbatch_deadline:g} s: a link that keeps what it was given for longer "
             "than that looks silent. Fewer inner.sequences, or a shorter codec in wire."
         )
-    exchange = max(links.seconds(s.round.blocking) for s in stages)  # φ sent earlier has the whole round
+    # φ sent earlier has the whole round; at the end of a run all fragments go at once
+    exchange = max(links.seconds(s.round.blocking * manifest.outer.fragments) for s in stages)
     if exchange > limits.gossip_deadline:
         notes.append(
             f"an exchange is {exchange:.0f} s on these links, limits.gossip_deadline "

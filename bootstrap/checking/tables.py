@@ -111,13 +111,13 @@ def _averaging(report: Report, manifest: Manifest) -> str:
         share = 2 * (report.replicas - 1) / report.replicas
         return f"over all replicas: {share:.2f} states ({wire.gossip}) out and as many in, each round."
     what = {
-        "none": f"{_averaged(outer.fragments)} ({wire.gossip}) out and one in, each round",
+        "none": f"{_state(outer.fragments)} ({wire.gossip}) out and one in, each round",
         "phi-early": f"φ ({wire.gossip}) during the round and Δ ({wire.progress}) at its end, out and in",
     }[outer.overlap]
     return f"with one random partner: {what}; a small sample of φ goes along."
 
 
-def _averaged(fragments: int) -> str:
+def _state(fragments: int) -> str:
     return "one state" if fragments == 1 else f"one of {fragments} fragments of the state"
 
 

@@ -29,7 +29,10 @@ Pieces: TypeAlias = Callable[[int, slice], torch.Tensor]  # of something [parame
 
 
 def fragments_of(parameters: int, count: int) -> list[slice]:
-    """The bounds of `count` fragments of about one size, each beginning with a block; fewer, if blocks are fewer."""
+    """The bounds of `count` fragments, each beginning with a block and all but the last of one size.
+
+    They are fewer where as many blocks each are too many: 64 of 65 blocks would be 33 of two.
+    """
     blocks = -(-parameters // BLOCK)
     size = -(-blocks // min(count, blocks)) * BLOCK
     return [slice(start, min(start + size, parameters)) for start in range(0, parameters, size)]

@@ -65,10 +65,10 @@ class Replica:
         self.snapshots = Snapshots(self.state, copier_of(self.device))
         # what rounds average: all of it, or one of the fragments after the other
         self.whole = self._fragment(slice(0, self.parameters), settings)
-        count = manifest.outer.fragments
+        bounds_of_all = fragments_of(self.parameters, manifest.outer.fragments)
         self.fragments = (
-            [self._fragment(bounds, settings) for bounds in fragments_of(self.parameters, count)]
-            if count > 1
+            [self._fragment(bounds, settings) for bounds in bounds_of_all]
+            if len(bounds_of_all) > 1
             else [self.whole]
         )
         self._void_steps = 0  # whose batches began at weights that were replaced since
@@ -187,12 +187,12 @@ class Replica:
         self.steps_in_round = 0
 
     def settle(self) -> None:
-        """Let φ be θ also in fragments that no round has averaged since the last inner step."""
-        if self.fragments == [self.whole]:
-            return
-        self.snapshots.before_change("theta", "phi", "delta")
-        self.whole.step_alone()
-        self.passes.weights_changed()
+        """Take a round alone over what no round has averaged since the last inner step, so that θ and φ are one.
+
+        It counts as a round: whoever asks for pieces of one round must not get φ of before and of after it.
+        """
+        if self.fragments != [self.whole]:
+            self.finish_round_alone()
 
     def lengthen(self, factor: float) -> None:
         """Let the own progress count `factor` times what the run's β says, in each fragment."""

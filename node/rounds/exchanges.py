@@ -56,7 +56,11 @@ class Exchanges:
     def __init__(self, context: Context, replica: Replica) -> None:
         self._context = context
         self._replica = replica
-        self._deadline = AdaptiveDeadline(context.manifest.limits.gossip_deadline, LEAST_DEADLINE)
+        # all of a replica takes many times as long as a fragment
+        self._deadlines = {
+            own: AdaptiveDeadline(context.manifest.limits.gossip_deadline, LEAST_DEADLINE)
+            for own in (replica.whole, replica.fragments[0])
+        }
         self._weights = weights_of(context.manifest.outer.overlap, replica.whole.settings)
         self._buffers = TensorPool()
         self._transfer = transfer_for(replica.device)
@@ -94,6 +98,11 @@ class Exchanges:
             return None
         return self._nearness.setdefault(own, Nearness(own.parameters))
 
+    def _deadline_of(self, exchange: PairExchange) -> AdaptiveDeadline:
+        """The deadline of exchanges as large as this one: of all of the replica, or of a fragment."""
+        replica = self._replica
+        return self._deadlines[replica.whole if exchange.own is replica.whole else replica.fragments[0]]
+
     def begin(self, pair: Pair) -> None:
         """Begin the exchange of a pair agreed for the current round: φ, if it travels by itself, can go."""
         exchange = self.of(pair)
@@ -109,7 +118,8 @@ class Exchanges:
         and when the partner cannot be reached or refuses. Nothing is sent any more then.
         """
         context, began = self._context, asyncio.get_running_loop().time()
-        seconds = self._deadline.seconds(partner_by)
+        deadline = self._deadline_of(exchange)
+        seconds = deadline.seconds(partner_by)
         exchange.urgent.set()
         exchange.outgoing.partners_phi = exchange.phi_sample
         for part in self._weights:
@@ -121,7 +131,7 @@ class Exchanges:
                     await self._read(exchange, nearness)
         except (NolocoError, TimeoutError) as failure:
             if isinstance(failure, TimeoutError | DeadlineExceeded):
-                self._deadline.note_missed()
+                deadline.note_missed()
             if not isinstance(failure, Refused):
                 context.view.suspect(exchange.pair.partner)
             elif failure.code == MALFORMED:
@@ -136,7 +146,7 @@ class Exchanges:
             return False
         finally:
             await cancelled(exchange.end())
-        self._deadline.note(asyncio.get_running_loop().time() - began)
+        deadline.note(asyncio.get_running_loop().time() - began)
         self._averaged.append(exchange.pair)
         return True
 
@@ -253,7 +263,11 @@ class Exchanges:
     async def _tell(
         self, exchange: PairExchange, message: Contribute | Unread, tensors: list[Encoded]
     ) -> None:
-        context, partner, deadline = self._context, exchange.pair.partner, self._deadline.seconds()
+        context, partner, deadline = (
+            self._context,
+            exchange.pair.partner,
+            self._deadline_of(exchange).seconds(),
+        )
         nbytes = sum(tensor.nbytes for tensor in tensors)
         clock = asyncio.get_running_loop().time
         with context.links.transfer(partner, Traffic.GOSSIP, nbytes, clock) if nbytes else nullcontext():

@@ -17,6 +17,7 @@ from node.model.replica import Replica
 from node.model.resources import named
 from node.rounds.averager import Averager, RoundResult
 from node.rounds.contribution import sampled
+from node.rounds.defence import Examination
 from node.rounds.exchanges import Exchanges
 from node.rounds.gain import Gain
 from node.rounds.kin import Kin, OtherShape, part_ways
@@ -92,7 +93,9 @@ class PairAverager(Averager):
         pair = await self.matchmaker.conclude()
         exchange = None if pair is None else self.exchanges.of(pair)
         if exchange is None or exchange.is_over:
-            own = self._replica.fragment_of(self.matchmaker.next_fragment)
+            # of what the pair was of: its name says whose turn is over
+            alone = self._replica.fragment_of(self.matchmaker.next_fragment)
+            own = alone if exchange is None else exchange.own
             await self._clip_and_step(own, None)
             self._record(own, None, None)
             return RoundResult(search_seconds=self.matchmaker.search_seconds)
@@ -132,11 +135,24 @@ class PairAverager(Averager):
         phi = sampled(own.phi).clone()
         progress = sampled(own.theta) - phi
         settings = own.settings
-        finding = statistics.defend(exchange.pair.partner, pull)
+        finding = self._defend(own, exchange.pair.partner, pull)
         if finding is not None and finding.offence is not None:  # little or nothing of the pull is left
             own.lengthen(1.0)
         replica.finish_round_with(pull.piece, pull.whole, own)
         return statistics.seen(settings, pull.sample, phi, progress, exchange.phi_sample, finding)
+
+    def _defend(self, own: Fragment, partner: PeerId, pull: Pull) -> Examination | None:
+        """Let the defence look at the pull; the worst that it found, None where there is no defence.
+
+        A pair of all fragments is judged by each of them: their histories are of everybody whom this replica met,
+        one of such pairs would be of those alone who ask for them.
+        """
+        fragments = self._replica.fragments
+        if own in fragments:
+            return self._statistics[own].defend(partner, pull)
+        found = [self._statistics[one].defend(partner, pull, one.bounds) for one in fragments]
+        known = [finding for finding in found if finding is not None]
+        return max(known, key=lambda one: (one.offence is not None, one.clipped), default=None)
 
     def _record(self, own: Fragment, partner: PeerId | None, sample: MeetingSample | None) -> None:
         """Learn from a round of `own`; `partner` is None for one alone."""

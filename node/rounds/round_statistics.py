@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from node.context import Context
-from node.model.fragment import Fragment
+from node.model.fragment import EVERYTHING, Fragment
 from node.model.outer import Matrix, OuterSettings, covariance_recursion, stationary_covariance
 from node.model.replica import Replica
 from node.rounds.defence import Defence, Examination, blocks_of
@@ -71,18 +71,22 @@ class RoundStatistics:
         self.spread: float | None = None  # of the replicas of this stage, from pair distances
         self.expected_spread: float | None = None  # what the theory says it should be
 
-    def defend(self, peer: PeerId, pull: Pull) -> Examination | None:
-        """Let the defence, if there is one, clip what the partner would pull; on the compute thread."""
+    def defend(self, peer: PeerId, pull: Pull, within: slice = EVERYTHING) -> Examination | None:
+        """Let the defence, if there is one, clip what the partner would pull; on the compute thread.
+
+        `within` are the entries of the pull that are this fragment's.
+        """
         if self._defence is None:
             return None
-        finding = self._defence.examine(peer, pull.whole(), self._own_progress, self._elapsed())
-        change = self._effect.change(pull.whole())
+        values = pull.whole()[within]
+        finding = self._defence.examine(peer, values, self._own_progress, self._elapsed())
+        change = self._effect.change(values)
         if change is None:
             return finding
         kept, is_offence = self._effect.kept(peer, change)
         finding = replace(finding, loss_change=change)
         if kept < 1.0:
-            pull.whole().mul_(kept)
+            values.mul_(kept)
             finding = replace(finding, clipped=1.0)
         if is_offence and finding.offence is None:
             is_over = self._defence.ledger.record_meeting(peer, True, self._elapsed())
@@ -117,7 +121,7 @@ class RoundStatistics:
         """Estimate the spread; `peer` is the partner, None in a round alone."""
         context = self._context
         replicas = round(context.view.replicas(context.stage, context.transport.now()))
-        if not self._model.is_fed and self._replica.round > SETTLED_ROUND:
+        if not self._model.is_fed and self._replica.round > SETTLED_ROUND * len(self._replica.fragments):
             self._is_settled = True
         difference, before = seen.squared_difference if seen is not None else None, self._model.variance
         self.expected_spread = self._model.round_ended(

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import random
 from itertools import pairwise
+from time import monotonic
 from typing import Any
 
 import pytest
 import torch
 
+from bootstrap.lab.in_memory.memory_link import Link
+from node.membership.view import View
 from node.model.fragment import fragments_of
 from node.model.replica import Replica
+from node.rounds import exchanges
 from node.rounds.meeting import FragmentOrder, fragment_named
+from node.rounds.round_statistics import SETTLED_ROUND
 from protocol.codecs.kernels import BLOCK
 from tests.swarm.micro import micro_manifest, run_swarm
-from tests.unit.two_ends import Agreed, End, mean_phi, two_ends, whole_round
+from tests.unit.two_ends import Agreed, End, agree, mean_phi, two_ends, whole_round
 
 FRAGMENTS = 3
 MEAN: dict[str, Any] = {"outer__alpha": 0.0, "outer__beta": 1.0, "outer__gamma": 1.0}
@@ -25,10 +30,10 @@ async def two_with_fragments(**settings: Any) -> tuple[End, End]:
     return await two_ends(outer__fragments=FRAGMENTS, **MEAN | settings)
 
 
-def round_of(fragment: int | None) -> int:
+def round_of(fragment: int | None, fragments: int = FRAGMENTS) -> int:
     """A number of a round whose pair averages this fragment; None is all of them."""
     numbers = range(1_000)
-    return next(n for n in numbers if fragment_named(f"pair {n}", FRAGMENTS) == fragment)
+    return next(n for n in numbers if fragment_named(f"pair {n}", fragments) == fragment)
 
 
 @pytest.mark.parametrize("gossip", ["fp32", "int8", "mod3"])
@@ -101,7 +106,104 @@ def test_alone_and_at_the_end_all_of_phi_is_theta() -> None:
         replica.flat.values.add_(0.01)
         end()
         assert torch.equal(replica.phi, replica.flat.values)
-    assert replica.round == 1
+    assert replica.round == 2  # what was given of φ before is of another round
+
+
+def test_what_is_given_after_the_end_is_no_copy_of_before_it() -> None:
+    replica = Replica(micro_manifest(outer__fragments=FRAGMENTS, **MEAN), 0)
+    replica.flat.values.add_(0.01)
+    replica.snapshots.begin(replica.snapshots.room())
+    while not replica.snapshots.advance(1.0, monotonic):
+        pass
+    replica.snapshots.keep(replica.snapshots.landed())
+    assert replica.read_saved_piece(0) is not None
+    replica.settle()
+    assert replica.read_saved_piece(0) is None
+
+
+def test_all_fragments_at_once_may_take_longer_than_one_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchanges, "LEAST_DEADLINE", 1.0)
+    many = 16
+
+    async def main() -> None:
+        settings: dict[str, Any] = {
+            "outer__fragments": many,
+            "wire__gossip": "fp32",
+            "limits__gossip_deadline": 60.0,
+        }
+        a, b = await two_ends(Link(latency=0.01, bandwidth=10_000), **MEAN | settings)
+        for number in range(12):
+            if fragment_named(f"pair {number}", many) is not None:
+                await whole_round(a, b, number)
+        await whole_round(a, b, round_of(None, many))
+        partners = [event["partner"] for event in a.events if event["event"] == "round"]
+        assert [partner == b.me for partner in partners] == [True] * len(partners)
+        await asyncio.gather(a.close(), b.close())
+
+    run_swarm(main())
+
+
+@pytest.mark.parametrize("of", [0, 2])
+def test_a_pair_that_came_to_nothing_has_had_its_turn(of: int) -> None:
+    async def main() -> None:
+        a, b = await two_with_fragments()
+        agree(a, b, f"pair {round_of(of)}")
+        a.averager.matchmaker.next_fragment = 1  # type: ignore[misc]
+        before, progress = a.replica.phi.clone(), a.train(1)
+        a.averager.exchanges.end_all()
+        await a.rounds.finish()
+        bounds = a.replica.fragments[of].bounds
+        assert torch.allclose(a.replica.phi[bounds], (before + progress)[bounds], atol=1e-6)
+        bounds = a.replica.fragments[1].bounds
+        assert torch.equal(a.replica.phi[bounds], before[bounds])
+        await asyncio.gather(a.close(), b.close())
+
+    run_swarm(main())
+
+
+def test_a_fragment_that_is_first_averaged_late_began_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(View, "replicas", lambda *_: 4.0)
+
+    async def main() -> None:
+        a, b = await two_with_fragments()
+        for end in (a, b):
+            end.replica.round = SETTLED_ROUND + 1  # of which each fragment had a third
+        await whole_round(a, b, round_of(0))
+        late = a.context.counters.expected_spread
+        await asyncio.gather(a.close(), b.close())
+        a, b = await two_with_fragments()
+        await whole_round(a, b, round_of(0))
+        assert late == a.context.counters.expected_spread is not None
+        await asyncio.gather(a.close(), b.close())
+
+    run_swarm(main())
+
+
+def test_a_stage_of_one_block_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.model.fragment.BLOCK", 2**20)
+    replica = Replica(micro_manifest(outer__fragments=FRAGMENTS, **MEAN), 0)
+    assert replica.fragments == [replica.whole]
+
+
+def test_a_pair_of_all_is_judged_by_what_is_known_of_each_fragment() -> None:
+    """Else whoever asks for such pairs would be held against nobody but those who ask for them, too."""
+
+    async def main() -> None:
+        a, b = await two_with_fragments(outer__clip=1.5)
+        for fragment in range(FRAGMENTS):
+            await whole_round(a, b, round_of(fragment))
+        before = a.replica.phi.clone()
+        agree(a, b, f"pair {round_of(None)}")
+        await asyncio.sleep(0.5)
+        mine = a.train(50)
+        b.train(51, scale=10.0)
+        await asyncio.gather(a.rounds.finish(), b.rounds.finish())
+        assert a.context.counters.partners == {b.me: FRAGMENTS + 1}
+        assert [event["fraction"] for event in a.events if event["event"] == "clipped"][-1] == 1.0
+        assert (a.replica.phi - before).norm() < 3 * FRAGMENTS * mine.norm()  # Δ of all rounds so far
+        await asyncio.gather(a.close(), b.close())
+
+    run_swarm(main())
 
 
 # --- which one -------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from bootstrap.checking.front import read_points
 from bootstrap.checking.manifest_cli import app
 from bootstrap.checking.report import AssumedLinks, Report, report_on
+from bootstrap.checking.tables import sentences
 from node.machine.limits import size
 from node.model.resources import memory_needed
 from node.model.stage import parameter_count
@@ -146,6 +147,16 @@ def test_a_pair_sends_one_state_and_waits_for_it() -> None:
     assert averaging.sent == averaging.blocking == 4 * TINY_STAGE_0
     assert averaging.per_token == 4 * TINY_STAGE_0 / (25 * 2 * 2 * 128)
     assert averaging.seconds == pytest.approx(0.05 + 4 * TINY_STAGE_0 * 8 / 100e6)
+
+
+def test_a_round_of_a_fragment_sends_its_part_and_the_last_ones_all() -> None:
+    cut: dict[str, Any] = {"outer__fragments": 4, "outer__alpha": 0.0, "outer__gamma": 1.0}
+    slow = AssumedLinks(mbit=1.0, latency=0.05)
+    short = report(links=slow, limits__gossip_deadline=3.0, **cut)
+    assert short.stages[0].round.sent == 4 * -(-TINY_STAGE_0 // 4)
+    assert short.stages[0].round.seconds < 3.0
+    assert any("limits.gossip_deadline" in note for note in short.notes)
+    assert "one of 4 fragments of the state (fp32) out" in sentences(short, changed(**cut), slow)["averaging"]
 
 
 def test_what_travels_early_is_not_waited_for() -> None:

@@ -88,7 +88,8 @@ def one_setting(
     is_noloco, has_overlap = contents["outer"]["method"] == "noloco", contents["outer"]["overlap"] != "none"
     if has_overlap or not is_noloco:
         contents["outer"].pop("gain", None)
-    if has_overlap or not is_noloco or contents["outer"]["alpha"]:
+    is_mean = contents["outer"]["method"] == "average" or (is_noloco and not contents["outer"]["alpha"])
+    if has_overlap or not is_mean:
         contents["outer"].pop("fragments", None)
     contents["model"]["seed"] += seed
     for name, value in (chosen or {}).items():
