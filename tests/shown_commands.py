@@ -10,7 +10,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OURS = "noloco|noloco-node|noloco-bootstrap|python|[.]venv/bin/python"
-PROGRAMS = f"{OURS}|pipx?|lm_eval|make|git|docker|sudo|runpodctl|vastai"
+PROGRAMS = f"{OURS}|pipx?|uv|lm_eval|make|git|docker|sudo|runpodctl|vastai"
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)  # has what is printed
 COMMAND = re.compile(rf"^    ((?:{PROGRAMS})(?: .*)?)$", re.MULTILINE)
 
