@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bootstrap.checking.manifest_cli import app as manifest_tools
+from bootstrap.creating.backup_cli import backup, restore
 from bootstrap.creating.init_cli import init
 from bootstrap.creating.invite_cli import delegate, invite, revoke
 from bootstrap.creating.tokenizer_cli import tokenizer
@@ -36,7 +37,8 @@ COMMANDS: dict[str, Commands] = {  # as help lists them
     "Take part": {"join": join, "node": node_orders, "doctor": doctor},
     "Found": {
         "found": founding, "init": init, "tokenizer": tokenizer, "manifest": manifest_tools, "invite": invite,
-        "delegate": delegate, "revoke": revoke, "plan": command_from_lab("placement.plan_cli:plan"),
+        "delegate": delegate, "revoke": revoke, "backup": backup, "restore": restore,
+        "plan": command_from_lab("placement.plan_cli:plan"),
     },
     "Watch": {
         "status": status, "dashboard": dashboard, "watch": watch, "links": links, "contributors": contributors,

@@ -40,6 +40,8 @@ REQUIRED = {  # words that a command does not do without, by the parameter that 
     "delegate": {"file": ["friend.delegate"]},
     "revoke": {"named": ["0" * 32]},
     "tokenizer": {"texts": ["python-stdlib"]},
+    "backup": {"file": ["mine.backup"]},
+    "restore": {"file": ["mine.backup"]},
 }
 
 
