@@ -1,8 +1,8 @@
 """Backups of a run's or a node's directory: the small files that nobody else has, in one file under a passphrase.
 
 The file begins with "noloco backup" and the number of the directory's format. A salt and a nonce follow, and a
-msgpack map from names to contents, sealed by AES-256-GCM (NIST SP 800-38D) under the key that scrypt (RFC 7914) makes of the
-passphrase. States of stages are not in it: other members have those.
+msgpack map from names to contents, sealed by AES-256-GCM (NIST SP 800-38D) under the key that scrypt (RFC 7914)
+makes of the passphrase. States of stages are not in it: other members have those.
 """
 
 from __future__ import annotations
