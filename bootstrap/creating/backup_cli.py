@@ -78,9 +78,7 @@ def restore(
         write(found, directory)
     except NolocoError as error:
         fail(error)
-    print_wrapped(
-        f"Restored {len(found.files)} files of {found.of} into {directory}."
-    )
+    print_wrapped(f"Restored {len(found.files)} files of {found.of} into {directory}.")
     command = "noloco-node" if NODE_KEY in found.files else "noloco found"
     print_wrapped(f"Start it again with: {command} --state-dir {directory}")
     print_wrapped("Not while the old machine runs: two peers under one key take each other's place.")
