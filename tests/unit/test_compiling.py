@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 from node.cli import with_value_of_compile
 from node.config import build_config
+from node.model import compilers
+from node.model.compilers import compiler_missing, has_cpp_compiler
 from node.model.compiling import NOT_COMPILED, CompiledBody, Compiling
 from node.model.dry_run import dry_run
-from node.model.execution import COMPILERS, Execution, choose_compilation
+from node.model.execution import Execution, choose_compilation, why_not_compiled
 from node.model.memory_model import Precision
 from node.model.replica import Replica
+from protocol.errors import UserError
 from tests.unit.test_compute_path import batch, distance, gradients_of, manifest_of, trained
 
-needs_compiler = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no C++ compiler here")
+needs_compiler = pytest.mark.skipif(not has_cpp_compiler(), reason="no C++ compiler here")
 Told = list[tuple[str, str]]
 
 
@@ -135,12 +139,83 @@ def test_trying_code_gives_no_parameter_a_gradient(told: Told, monkeypatch: pyte
         assert not replica.flat.gradients.any()
 
 
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def can_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with a C compiler, Python's headers and a cache, in this folder."""
+    for folder, name in (("bin", "gcc"), ("include", "Python.h"), ("cache", "code")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).touch(0o755)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    include = {"include": str(tmp_path / "include")}
+    monkeypatch.setattr(compilers.sysconfig, "get_paths", lambda scheme: include)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("can_compile")
 def test_a_node_compiles_on_gpus_unless_told_otherwise() -> None:
     assert build_config({"join": ("x",)}).compile == "auto"
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert not choose_compilation(cpu, "auto")
-    assert not choose_compilation(gpu, "off")
-    assert choose_compilation(gpu, "auto") == any(map(shutil.which, COMPILERS))
+    assert not choose_compilation(CPU, "auto")
+    assert not choose_compilation(GPU, "off")
+    assert choose_compilation(GPU, "auto")
+    assert choose_compilation(GPU, "on")
+    assert why_not_compiled(GPU, "auto") == ""
+
+
+@pytest.mark.parametrize(
+    ("missing", "command"),
+    [
+        ("bin/gcc", "no C compiler here"),
+        ("include/Python.h", "no Python.h here"),
+        ("cache", "TORCHINDUCTOR_CACHE_DIR"),
+    ],
+)
+def test_a_gpu_without_what_triton_needs_trains_uncompiled_and_names_the_command(
+    can_compile: Path, missing: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if missing == "cache":
+        monkeypatch.setattr(compilers, "can_hold_code", lambda folder: folder != can_compile / "cache")
+    else:
+        (can_compile / missing).unlink()
+    assert not choose_compilation(GPU, "auto")
+    told = why_not_compiled(GPU, "auto")
+    assert "half the speed" in told
+    assert command in told
+    if missing != "cache":
+        assert "apt-get install gcc g++ python3-dev" in told
+    assert why_not_compiled(GPU, "off") == why_not_compiled(CPU, "auto") == ""
+    with pytest.raises(UserError, match="--compile on cannot compile"):
+        choose_compilation(GPU, "on")
+
+
+def test_a_compiler_of_another_name_counts(can_compile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (can_compile / "bin" / "gcc").rename(can_compile / "bin" / "icx")
+    assert compiler_missing("cuda")
+    monkeypatch.setenv("CC", "icx")
+    assert not compiler_missing("cuda")
+
+
+def test_a_cache_can_be_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
+    assert compilers.can_hold_code(tmp_path / "state" / "cache")
+    (tmp_path / "file").touch()
+    assert not compilers.can_hold_code(tmp_path / "file" / "cache")
+
+
+def test_code_is_kept_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that it is as before afterwards
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "elsewhere"))
+    compilers.keep_compiled_in(tmp_path / "state")
+    assert compilers.cache_folder() == tmp_path / "elsewhere"
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "elsewhere" / "triton")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    compilers.keep_compiled_in(tmp_path / "state")
+    assert compilers.cache_folder() == tmp_path / "state"
 
 
 @pytest.mark.parametrize(
