@@ -123,8 +123,9 @@ class DryRun:
                 assert cost is not None
                 passes.compiling = replace(passes.compiling, whole_bytes=int(cost.peak / share))
                 passes.execute(execution)
-                if compiles:  # now, while nobody waits
-                    self._measured(execution, self._manifest.inner.sequences)
+                with passes.making_code():  # now, while nobody waits
+                    if compiles:
+                        self._measured(execution, self._manifest.inner.sequences)
                 return DryRunResult(execution, cost, room.free)
             execution = execution_of(choice, self._precision, compiles=False)  # compiled it takes rather less
             self._whole[choice.way] = self._measured(execution, self._manifest.inner.sequences)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from node.model.compiling import NOT_COMPILED, CompiledBody, Compiling
 from node.model.dry_run import dry_run
 from node.model.execution import Execution, choose_compilation, why_not_compiled
 from node.model.memory_model import Precision
+from node.model.outer import fused_on, load_fused, outer_step_at_once
 from node.model.replica import Replica
 from protocol.errors import UserError
 from tests.unit.test_compute_path import batch, distance, gradients_of, manifest_of, trained
@@ -37,6 +38,12 @@ def replica_that_tells(told: Told, precision: Precision = "fp32", stage: int = 0
     return replica
 
 
+def trained_first(replica: Replica) -> float:
+    """The loss of a batch, as the dry run trains it: code is made."""
+    with replica.passes.making_code():
+        return trained([replica], *batch(replica.manifest))
+
+
 def not_compiled(precision: Precision) -> Replica:
     replica = Replica(manifest_of(1, family="mistral", model__layers=3), 0)
     replica.passes.execute(Execution(precision))
@@ -50,7 +57,7 @@ def not_compiled(precision: Precision) -> Replica:
 def test_compiled_the_gradients_are_the_same(precision: Precision, told: Told) -> None:
     replica, plain = replica_that_tells(told, precision), not_compiled(precision)
     loss = trained([plain], *batch(plain.manifest))
-    assert trained([replica], *batch(replica.manifest)) == pytest.approx(loss, abs=1e-3)
+    assert trained_first(replica) == pytest.approx(loss, abs=1e-3)
     assert replica.passes.compiled is not None
     assert replica.passes.compiled.is_ready, told
     assert [event for _, event in told] == ["compiled"]
@@ -68,7 +75,7 @@ def test_a_whole_stage_is_taken_over_where_there_is_room(told: Told, monkeypatch
     monkeypatch.setattr(CompiledBody, "_has_room", lambda self, device: True)
     replica, plain = replica_that_tells(told), not_compiled("fp32")
     loss = trained([plain], *batch(plain.manifest))
-    assert trained([replica], *batch(replica.manifest)) == pytest.approx(loss, abs=1e-3)
+    assert trained_first(replica) == pytest.approx(loss, abs=1e-3)
     assert [sentence.split(" compiled")[0] for sentence, _ in told] == ["The layers", "The stage"]
     assert distance(gradients_of([replica]), gradients_of([plain])) < 1e-4
 
@@ -94,11 +101,11 @@ def test_what_cannot_be_compiled_trains_without_and_says_so_once(
 
     monkeypatch.setattr(torch, "compile", lambda function, **_: fail)
     replica = replica_that_tells(told)
-    loss = trained([replica], *batch(replica.manifest))
+    loss = trained_first(replica)
     assert replica.passes.compiled is not None
     assert not replica.passes.compiled.is_ready
     replica.passes.execute(Execution(compiles=True, at_once=1))  # other inputs: it does not try again
-    assert trained([replica], *batch(replica.manifest)) == pytest.approx(loss, rel=1e-5)
+    assert trained_first(replica) == pytest.approx(loss, rel=1e-5)
     [(sentence, event)] = told
     assert event == NOT_COMPILED
     assert "no such instruction" in sentence
@@ -120,7 +127,7 @@ def test_code_that_fails_later_is_dropped_and_no_microbatch_lost(
 
     monkeypatch.setattr(torch, "compile", breaking)
     replica = replica_that_tells(told)
-    loss = trained([replica], *batch(replica.manifest))
+    loss = trained_first(replica)
     assert replica.passes.compiled is not None
     assert replica.passes.compiled.is_ready, told
     is_broken = True
@@ -134,12 +141,82 @@ def test_trying_code_gives_no_parameter_a_gradient(told: Told, monkeypatch: pyte
         replica = replica_that_tells(told, "bf16", stage, stages=2)
         assert replica.passes.compiled is not None
         inputs = batch(replica.manifest)[0] if stage == 0 else torch.zeros(3, 32, 16)
-        replica.passes.forward(inputs)
+        with replica.passes.making_code():
+            replica.passes.forward(inputs)
         assert replica.passes.compiled.is_ready, told
         assert not replica.flat.gradients.any()
 
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+# --- what is compiled, counted ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
+    """Have torch trace what it compiles and run it as it is; returns the number of graphs that it made so far."""
+    compile_ = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda function, dynamic: compile_(function, dynamic=dynamic, backend="eager")
+    )
+    torch.compiler.reset()
+    fused_on.cache_clear()
+    yield lambda: int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    fused_on.cache_clear()
+    torch.compiler.reset()
+
+
+def round_of(replica: Replica, has_partner: bool) -> None:
+    """Train a batch, take the inner step and the outer ones of all fragments, in a launch each, as on a GPU."""
+    trained([replica], *batch(replica.manifest))
+    replica.inner_step(1)
+    for each in replica.fragments:
+        pull = torch.ones_like(each.phi) if has_partner else None
+        outer_step_at_once(each.phi, each.delta, each.theta, pull, (0.5, 0.7, -0.7))
+    replica.passes.weights_changed()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.parametrize(("precision", "is_whole"), [("fp32", False), ("bf16", True)])
+def test_after_the_dry_run_nothing_is_compiled_in_three_rounds_whoever_asks(
+    precision: Precision,
+    is_whole: bool,
+    told: Told,
+    traced: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CompiledBody, "_has_room", lambda self, device: is_whole)
+    replica = replica_that_tells(told, precision)
+    load_fused(replica.device, has_fragments=False)
+    trained_first(replica)
+    assert replica.passes.compiled is not None
+    assert replica.passes.compiled.is_ready, told
+    made = traced()
+    assert made > 0
+    for has_partner in (False, True, False):
+        round_of(replica, has_partner)
+    assert traced() == made  # the modes of gradients and autocast were those of the work
+    tokens, labels = batch(replica.manifest)
+    replica.passes.last_stage(tokens[:1], labels[:1])  # a peer's, of one sequence
+    replica.passes.execute(Execution(precision, compiles=True, at_once=1))  # memory ran out
+    replica.passes.last_stage(tokens, labels)
+    replica.passes.execute(Execution(precision, recomputes=True, compiles=True))
+    replica.passes.last_stage(tokens, labels)
+    assert traced() == made
+    assert {event for _, event in told} == {"compiled"}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_nor_is_the_outer_step_of_a_fragment(traced: Callable[[], int]) -> None:
+    replica = Replica(manifest_of(1, outer__fragments=3, outer__alpha=0.0, outer__overlap="none"), 0)
+    assert len(replica.fragments) == 3
+    load_fused(replica.device, has_fragments=True)
+    made = traced()
+    assert made > 0
+    for has_partner in (False, True):
+        round_of(replica, has_partner)
+    assert traced() == made
 
 
 @pytest.fixture
@@ -152,7 +229,7 @@ def can_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     include = {"include": str(tmp_path / "include")}
-    monkeypatch.setattr(compilers.sysconfig, "get_paths", lambda scheme: include)
+    monkeypatch.setattr("node.model.compilers.sysconfig.get_paths", lambda scheme: include)
     return tmp_path
 
 
