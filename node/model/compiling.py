@@ -21,7 +21,7 @@ from typing import TypeAlias, TypeVar
 import torch
 
 from node.model.head_loss import plain_softmax
-from node.model.resources import is_out_of_memory
+from node.model.resources import free_caches, has_lost_device, is_out_of_memory
 from node.model.stage import Stage, layer_outputs
 
 T = TypeVar("T")
@@ -35,15 +35,21 @@ def nobody(sentence: str, event: str) -> None:
     """Tell nobody."""
 
 
+def no_room() -> int:
+    return 0
+
+
 @dataclass(frozen=True)
 class Compiling:
     """Choices of whoever trains the stage: `tell` gets a sentence and an event's name, from the compute thread.
 
-    `whole_bytes` are what a microbatch takes at its peak: with so much left on a GPU the stage is compiled whole.
+    `whole_bytes` are what a microbatch takes at its peak: with so much `room` left to this node, in
+    bytes, the stage is compiled whole.
     """
 
     tell: Callable[[str, str], None] = nobody
-    whole_bytes: int = 0  # never
+    whole_bytes: int = 0
+    room: Callable[[], int] = no_room
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,7 @@ class CompiledBody:
         self._stage = stage
         self.compiling = compiling
         self._ready: dict[Kind, Body] = {}
+        self._in_layers: dict[Kind, Body] = {}  # the same, by the code of single layers
         self._asked: set[Kind] = set()
         self._has_failed = False
         self._makes_code = False
@@ -117,7 +124,7 @@ class CompiledBody:
             with torch.compiler.set_stance("eager_on_recompile"):
                 return compiled()
         except Exception as error:
-            if is_out_of_memory(error) or not (self._makes_code or isinstance(error, RuntimeError)):
+            if _is_no_compilers(error) or not (self._makes_code or isinstance(error, RuntimeError)):
                 raise
             self._give_up(error)
             return plain()
@@ -133,9 +140,11 @@ class CompiledBody:
         self._asked.add(kind)
         try:
             self._make_layers(kind, device)
-            if kind.learns and not kind.recomputes and self._has_room(device):
+            if kind.learns and not kind.recomputes and self._has_room():
                 self._make_whole(kind, device)
-        except Exception as error:  # noqa: BLE001  compilers fail in many ways, and training needs none
+        except Exception as error:  # compilers fail in many ways, and training needs none
+            if has_lost_device(error):
+                raise
             if not is_out_of_memory(error):  # which leaves this kind as it is
                 self._give_up(error)
 
@@ -146,7 +155,7 @@ class CompiledBody:
         began = time.monotonic()
         one_of_each = self._stage.layers_of_each_kind()
         self._try(kind, device, lambda inputs: self._stage.body(inputs, None, self._layers, one_of_each))
-        self._ready[kind] = layers
+        self._ready[kind] = self._in_layers[kind] = layers
         self._tell("The layers", kind, began)
 
     def _make_whole(self, kind: Kind, device: torch.device) -> None:
@@ -167,9 +176,14 @@ class CompiledBody:
             some = next(self._stage.layers.parameters())
             torch.autograd.grad(outputs, [some], torch.ones_like(outputs))
 
-    def _has_room(self, device: torch.device) -> bool:
-        needed = self.compiling.whole_bytes
-        return device.type == "cuda" and 0 < needed < torch.cuda.mem_get_info(device)[0]
+    def _has_room(self) -> bool:
+        """Return whether the stage may be compiled whole: by what this node may still take, caches given back."""
+        free_caches()
+        return self.compiling.whole_bytes < self.compiling.room()
+
+    def drop_whole(self) -> None:
+        """Compute with the code of single layers from now on: that of the whole stage took too much memory."""
+        self._ready = dict(self._in_layers)
 
     def _tell(self, what: str, kind: Kind, began: float) -> None:
         seconds = time.monotonic() - began
@@ -186,3 +200,8 @@ class CompiledBody:
             "keeps it from trying.",
             NOT_COMPILED,
         )
+
+
+def _is_no_compilers(error: Exception) -> bool:
+    """Return whether it is the device that failed, or its memory, with which uncompiled code fares no better."""
+    return is_out_of_memory(error) or has_lost_device(error)

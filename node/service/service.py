@@ -85,6 +85,7 @@ async def taken_stage(member: NodeResources, stage: int, seconds_left: float) ->
         supervisor = member.supervisor.group()
         at_the_end(supervisor.close, "ending what ran in the background")
         compute = member.surroundings.compute(stage)
+        compute.end_node = supervisor.end_node
         at_the_end(compute.close, "ending the compute thread")
         context = _context_of(member, stage, compute, supervisor)
         replica = await _replica_of(member, stage, compute)
@@ -394,7 +395,8 @@ class Service:
     async def leave(self) -> None:
         """Save, withdraw, give up what is in flight. Each step is tried whatever becomes of the others."""
         await self._stop_gossip()
-        unsaved = self._is_whole and self.public_state != "finished"
+        is_readable = self.context.compute.failure is None
+        unsaved = self._is_whole and is_readable and self.public_state != "finished"
         saving = (
             [attempt(self.checkpoints.save, "saving the state", self._member.time_to_end())]
             if unsaved

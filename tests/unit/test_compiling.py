@@ -72,7 +72,7 @@ def test_compiled_the_gradients_are_the_same(precision: Precision, told: Told) -
 @needs_compiler
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_a_whole_stage_is_taken_over_where_there_is_room(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CompiledBody, "_has_room", lambda self, device: True)
+    monkeypatch.setattr(CompiledBody, "_has_room", lambda self: True)
     replica, plain = replica_that_tells(told), not_compiled("fp32")
     loss = trained([plain], *batch(plain.manifest))
     assert trained_first(replica) == pytest.approx(loss, abs=1e-3)
@@ -150,6 +150,61 @@ def test_trying_code_gives_no_parameter_a_gradient(told: Told, monkeypatch: pyte
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
+@pytest.mark.parametrize(("room", "made"), [(99, ["The layers"]), (101, ["The layers", "The stage"])])
+def test_a_stage_is_compiled_whole_where_this_node_has_room_for_it(
+    room: int, made: list[str], told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    replica = replica_that_tells(told)
+    tell = replica.passes.compiling.tell
+    replica.passes.compiling = Compiling(tell, whole_bytes=100, room=lambda: room)
+    replica.passes.execute(Execution(compiles=True))
+    trained_first(replica)
+    assert [sentence.split(" compiled")[0] for sentence, _ in told] == made
+
+
+@pytest.mark.parametrize("fails", ["whole", "layers"])
+def test_a_dry_run_drops_code_that_takes_more_memory_than_there_is(
+    fails: str, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole stage's first, then all: it is tried on zeros, and runs out of memory with the work."""
+    tries = 0
+
+    def compiled(function: Callable[..., object], **_: object) -> Callable[..., object]:
+        is_whole = getattr(function, "__name__", "") == "body"
+
+        def code(*arguments: object, **more: object) -> object:
+            nonlocal tries
+            tries += is_whole
+            if (is_whole and tries > 1) or (not is_whole and fails == "layers" and tries > 1):
+                raise torch.OutOfMemoryError
+            return function(*arguments, **more)
+
+        return code
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(CompiledBody, "_has_room", lambda self: True)
+    replica = replica_that_tells(told)
+    found = dry_run(replica, "auto", 0)
+    assert found.execution.compiles == (fails == "whole")
+    before = tries
+    trained([replica], *batch(replica.manifest))
+    assert tries == before
+
+
+def test_a_device_that_fails_in_compiled_code_is_not_taken_for_a_compilers_fault(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch, "compile", lambda function, **_: fail)
+    replica = replica_that_tells(told)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        trained_first(replica)
+    assert told == []
+
+
 # --- what is compiled, counted ---------------------------------------------------------------------
 
 
@@ -186,7 +241,7 @@ def test_after_the_dry_run_nothing_is_compiled_in_three_rounds_whoever_asks(
     traced: Callable[[], int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(CompiledBody, "_has_room", lambda self, device: is_whole)
+    monkeypatch.setattr(CompiledBody, "_has_room", lambda self: is_whole)
     replica = replica_that_tells(told, precision)
     load_fused(replica.device, has_fragments=False)
     trained_first(replica)
