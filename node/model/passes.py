@@ -154,8 +154,12 @@ class Passes:
 
     @torch.no_grad()
     def run_under(self, weights: Mapping[str, torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
-        """The stage's outputs, or logits where the model ends, under other weights, by the parameters' names."""
-        outputs = torch.func.functional_call(self.stage, dict(weights), (inputs.to(self._device),))
+        """The stage's outputs, or logits where the model ends, under other weights, by the parameters' names.
+
+        In the precision of training: what two weights' outputs differ by are differences of what is trained.
+        """
+        with self.execution.autocast(self._device):
+            outputs = torch.func.functional_call(self.stage, dict(weights), (inputs.to(self._device),))
         return torch.as_tensor(outputs)
 
     @torch.no_grad()
