@@ -16,11 +16,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 FAR = torch.device("meta")
-# whose outputs' sizes depend on values
-SIZED_BY_VALUES = (
+# that bring a number home, or whose outputs' sizes depend on values
+WAITING = (
+    "aten._local_scalar_dense",
     "aten.nonzero",
     "aten.masked_select",
-    "aten.unique",
     "aten._unique",
     "aten.repeat_interleave.Tensor",
 )
@@ -79,9 +79,8 @@ class FarDevice(TorchDispatchMode):
             kwargs["device"] = torch.device("cpu")
         goes_home = asked is not None and torch.device(asked).type == "cpu"
         is_copy = name.startswith("aten.copy_")
-        if name.startswith("aten._local_scalar_dense") or goes_home or (is_copy and not _is_far(args[0])):
-            self.waited[name] += 1
-        elif name.startswith(SIZED_BY_VALUES) or _is_picked_by_values(name, args):
+        comes_home = goes_home or (is_copy and not _is_far(args[0]))
+        if comes_home or name.startswith(WAITING) or _is_picked_by_values(name, args):
             self.waited[name] += 1
         elif (is_copy and not _is_far(args[1])) or (not is_far and name.startswith("aten._to_copy")):
             self.uploaded[name] += 1
