@@ -194,3 +194,7 @@ class TransportDown(NolocoError):
 
 class NodeFailed(NolocoError):
     """A part that this node cannot go on without has failed; the text says which, and what to do."""
+
+
+class DeviceFailed(NodeFailed):
+    """The device that computes has failed for good in this process: nothing in its memory can be read any more."""

@@ -77,6 +77,10 @@ class Supervisor:
         kept = f"{len(parts)} kept, {failed} failed, {counted(restarts, 'restart')}"
         return f"Tasks: {self.running()} | Parts: {kept} | Groups: {len(self._groups)}"
 
+    def end_node(self, failure: NodeFailed) -> None:
+        """End the node with this sentence: a part that nobody keeps running has found that it cannot go on."""
+        self._end(failure)
+
     def group(self) -> Supervisor:
         """A supervisor for one part's own tasks; closed with this one at the latest."""
         return Supervisor(self._tell, self._end, self)

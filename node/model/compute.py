@@ -30,7 +30,7 @@ from node.model.outer import load_loops
 from node.model.resources import named
 from node.watch.counting import Busy
 from node.watch.trace import NO_TRACE, Trace, Track
-from protocol.errors import TransportDown
+from protocol.errors import DeviceFailed, NodeFailed, TransportDown
 from protocol.windows import window
 
 logger = logging.getLogger(__name__)
@@ -68,6 +68,8 @@ class Compute(abc.ABC):
         self._began = clock()
         self._passes: deque[float] = deque(maxlen=LAST_PASSES)
         self.trace = trace
+        self.end_node: Callable[[NodeFailed], None] = lambda _: None  # called once the device has failed
+        self.failure: DeviceFailed | None = None  # of the device: nothing is asked of it any more
 
     @window
     def __repr__(self) -> str:
@@ -90,7 +92,8 @@ class Compute(abc.ABC):
 
     @abc.abstractmethod
     async def run(self, priority: Priority, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do `work(*args)` when its turn comes; raises what it raises, and `OutOfMemory` for any way to say that.
+        """Do `work(*args)` when its turn comes; raises what it raises, and `OutOfMemory` or `DeviceFailed` for any
+        way to say that.
 
         A caller that is cancelled does not stop work that has begun.
         """
@@ -98,6 +101,17 @@ class Compute(abc.ABC):
     @abc.abstractmethod
     async def close(self) -> None:
         """Finish the work at hand, refuse the rest."""
+
+    def _require_device(self) -> None:
+        """Raise `DeviceFailed` once the device has failed."""
+        if self.failure is not None:
+            raise self.failure
+
+    def _look_at_failure(self, error: BaseException | None) -> None:
+        """End the node where the device has failed. Called on the loop."""
+        if isinstance(error, DeviceFailed) and self.failure is None:
+            self.failure = error
+            self.end_node(error)
 
     def _begin(self, priority: int) -> float:
         self._account(priority).begin()
@@ -152,6 +166,7 @@ class ComputeThread(Compute):
     async def run(self, priority: Priority, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         if self._closed:
             raise TransportDown("the compute thread has ended")
+        self._require_device()
         future: asyncio.Future[T] = self._loop.create_future()
         queued = self.trace.now()
         self._queue.put((priority, next(self._order), (future, queued, work, args, kwargs)))
@@ -183,6 +198,7 @@ class ComputeThread(Compute):
             except BaseException as raised:  # noqa: BLE001  it is raised again where it was asked for
                 result, error = None, named(raised)
             self._end(priority, work, queued, began)
+            self._loop.call_soon_threadsafe(self._look_at_failure, error)
             self._loop.call_soon_threadsafe(_settle, future, result, error)
             self._rest(self.duty.rest(started, time.monotonic()))
 
@@ -234,6 +250,7 @@ class InlineCompute(Compute):
 
     async def run(self, priority: Priority, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         queued = self.trace.now()
+        self._require_device()
         await self._turn(priority)
         started, began = self.clock(), self._begin(priority)
         try:
@@ -241,7 +258,9 @@ class InlineCompute(Compute):
             try:
                 result = work(*args, **kwargs)
             except (MemoryError, RuntimeError) as raised:
-                raise named(raised) from None
+                error = named(raised)
+                self._look_at_failure(error)
+                raise error from None
             await asyncio.sleep(seconds)
             return result
         finally:

@@ -121,15 +121,33 @@ class DryRun:
                 execution = execution_of(choice, self._precision, compiles)
                 cost, passes = self._whole[choice.way], self._replica.passes
                 assert cost is not None
-                passes.compiling = replace(passes.compiling, whole_bytes=int(cost.peak / share))
-                passes.execute(execution)
                 if compiles:  # now, while nobody waits
-                    self._measured(execution, self._manifest.inner.sequences)
+                    execution = self._compiled(execution, int(cost.peak / share))
+                passes.execute(execution)
                 return DryRunResult(execution, cost, room.free)
             execution = execution_of(choice, self._precision, compiles=False)  # compiled it takes rather less
             self._whole[choice.way] = self._measured(execution, self._manifest.inner.sequences)
             room = self._room_for_activations()
         raise self._refusal(allowed, room)
+
+    def _compiled(self, execution: Execution, whole_bytes: int) -> Execution:
+        """Make code that fits as the execution did uncompiled: of the whole stage, else of its layers, else none.
+
+        The whole stage's holds the gradients of all working weights at once, which nothing else has shown.
+        """
+        passes, room = self._replica.passes, self._room if self._replica.device.type == "cuda" else None
+        if room is not None:
+            passes.compiling = replace(passes.compiling, whole_bytes=whole_bytes, room=lambda: room().free)
+        passes.execute(execution)
+        with passes.making_code():
+            self._measured(execution, self._manifest.inner.sequences)
+        for _ in range(2):
+            found = self._measured(execution, self._manifest.inner.sequences)
+            if found is not None and found.of(execution.in_flight) <= self._usable:
+                return execution
+            assert passes.compiled is not None
+            passes.compiled.drop_whole()
+        return execution if found is not None else replace(execution, compiles=False)
 
     def _room_for_activations(self) -> Room:
         """Bytes that are free now, without what rounds, checkpoints and messages will take of them."""

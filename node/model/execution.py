@@ -9,8 +9,6 @@ In a ring there is no such stage: what the last one computes goes on to the firs
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from typing import TypeAlias
 
 import torch
 
+from node.model.compilers import compiler_missing
 from node.model.memory_model import (
     MicrobatchBytes,
     Precision,
@@ -34,7 +33,6 @@ from protocol.run.manifest import Manifest
 # Of the memory that is left, for activations: what is freed leaves gaps, and kernels need some of their own. On a GPU
 # torch's allocator counts its gaps, and they are in what was measured.
 USABLE, USABLE_OF_GPU = 0.8, 0.92
-COMPILERS = (os.environ.get("CXX", "g++"), "g++", "clang++")  # that torch.compile looks for
 
 
 @dataclass(frozen=True)
@@ -153,14 +151,19 @@ def choose_precision(device: torch.device, wish: str) -> Precision:
 
 
 def choose_compilation(device: torch.device, wish: str) -> bool:
-    """Return whether to compile; "auto": on GPUs with a C++ compiler. Raises `UserError` for "on" without one."""
-    has_compiler = any(map(shutil.which, COMPILERS))
-    if wish == "on" and not has_compiler:
-        raise UserError(
-            "--compile on needs a C++ compiler, and there is none here. Install one (Debian: apt-get install g++), "
-            "or use --compile auto."
-        )
-    return wish == "on" or (wish == "auto" and device.type == "cuda" and has_compiler)
+    """Return whether to compile; "auto": on GPUs with all that it takes. Raises `UserError` for "on" without."""
+    if wish == "off" or (wish == "auto" and device.type != "cuda"):
+        return False
+    missing = compiler_missing(device.type)
+    if wish == "on" and missing:
+        raise UserError(f"--compile on cannot compile. {missing} Or use --compile auto.")
+    return not missing
+
+
+def why_not_compiled(device: torch.device, wish: str) -> str:
+    """Return what keeps "auto" from compiling on a GPU, and the command that mends it, for people; '' if nothing."""
+    missing = compiler_missing(device.type) if wish == "auto" and device.type == "cuda" else ""
+    return missing and f"The stage is not compiled, and trains at about half the speed. {missing}"
 
 
 def choose_execution(

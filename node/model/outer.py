@@ -96,28 +96,49 @@ def outer_step_at_once(
         _outer_pass_in_place(phi, delta, theta, added, *weights)
         return
     numbers = torch.tensor(weights, device=phi.device)
-    fused(phi, delta, theta, numbers.new_zeros(()) if added is None else added, numbers)
+    _call(fused, phi, delta, theta, numbers.new_zeros(()) if added is None else added, numbers)
 
 
-OuterPass: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+# of φ, δ, θ, what is added, and the weights
+OuterPass: TypeAlias = Callable[..., None]
 
 
 @cache
 def fused_on(device: torch.device) -> OuterPass | None:
     """The outer pass, compiled for this kind of device on the first call, which takes some seconds.
 
-    None where it cannot be compiled, which is told.
+    None where it cannot be compiled, which is told. `load_fused` makes the rest of what rounds call.
     """
     compiled_pass: OuterPass = torch.compile(_outer_pass, dynamic=True)
     try:
-        phi, delta, theta, added = torch.zeros(4, PROBE, device=device)
-        weights = torch.zeros(3, device=device)
-        compiled_pass(phi, delta, theta, added, weights)
-        compiled_pass(phi, delta, theta, added.new_zeros(()), weights)
+        _try(compiled_pass, device, offset=0)
     except Exception as error:  # noqa: BLE001  whatever a compiler says: it goes without
         logger.warning("The outer step is not compiled here (%s): it takes longer.", type(error).__name__)
         return None
     return compiled_pass
+
+
+def load_fused(device: torch.device, has_fragments: bool) -> None:
+    """Compile all that rounds will call, before any waits: `has_fragments` of tensors, most of which begin inside."""
+    fused = fused_on(device)
+    if fused is not None and has_fragments:
+        _try(fused, device, offset=PROBE // 2)
+
+
+@torch.no_grad()  # as in a round: in another mode of gradients torch would compile it once more there
+def _try(compiled_pass: OuterPass, device: torch.device, offset: int) -> None:
+    """Run the pass on tensors that begin at `offset` of their memory, as torch makes code for those that begin at 0
+    and for others.
+    """
+    phi, delta, theta = (torch.zeros(offset + PROBE, device=device)[offset:] for _ in range(3))
+    weights = torch.zeros(3, device=device)
+    _call(compiled_pass, phi, delta, theta, torch.zeros(PROBE, device=device), weights)
+    _call(compiled_pass, phi, delta, theta, weights.new_zeros(()), weights)
+
+
+def _call(compiled_pass: OuterPass, *tensors: Tensor) -> None:
+    """Call it without what the tensors are views of: for other ones torch would make code once more."""
+    compiled_pass(*(tensor.data for tensor in tensors))
 
 
 def _outer_pass(phi: Tensor, delta: Tensor, theta: Tensor, added: Tensor, weights: Tensor) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
 import torch
@@ -56,13 +57,17 @@ class Passes:
         self.execution = execution
         self.stage.recomputes = execution.recomputes
         if execution.compiles and (self.compiled is None or self.compiled.compiling != self.compiling):
-            self.compiled = CompiledBody(self.stage, self.compiling, self._weight_of_head)
+            self.compiled = CompiledBody(self.stage, self.compiling)
         self._compute = self.compiled if execution.compiles and self.compiled else self.stage.body
         if execution.precision == "bf16" and self._working is None:
             self._working = WorkingWeights(self.stage, self._makes_logits)
         elif execution.precision == "fp32" and self._working is not None:
             self._working.withdraw()
             self._working = None
+
+    def making_code(self) -> AbstractContextManager[None]:
+        """Compile, where the execution compiles, for the kinds of inputs that come meanwhile; no others ever."""
+        return self.compiled.making_code() if self.execution.compiles and self.compiled else nullcontext()
 
     def weights_changed(self) -> None:
         """Note that θ is another than when the last pass began."""
@@ -149,8 +154,12 @@ class Passes:
 
     @torch.no_grad()
     def run_under(self, weights: Mapping[str, torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
-        """The stage's outputs, or logits where the model ends, under other weights, by the parameters' names."""
-        outputs = torch.func.functional_call(self.stage, dict(weights), (inputs.to(self._device),))
+        """The stage's outputs, or logits where the model ends, under other weights, by the parameters' names.
+
+        In the precision of training: what two weights' outputs differ by are differences of what is trained.
+        """
+        with self.execution.autocast(self._device):
+            outputs = torch.func.functional_call(self.stage, dict(weights), (inputs.to(self._device),))
         return torch.as_tensor(outputs)
 
     @torch.no_grad()

@@ -23,7 +23,7 @@ from node.model.inner import (
     learning_rate,
     norm_of,
 )
-from node.model.outer import OuterSettings, fused_on
+from node.model.outer import OuterSettings, load_fused
 from node.model.passes import Passes
 from node.model.resources import is_out_of_memory, retried
 from node.model.run_clock import RunClock
@@ -152,7 +152,7 @@ class Replica:
         self.flat.gradients.zero_()
         self.optimizer.dry_run()
         if self.whole.steps_at_once:
-            fused_on(self.device)
+            load_fused(self.device, has_fragments=self.fragments != [self.whole])
         if self.whole.settings.kept_apart:
             lattice.load()
         self.delta.zero_()  # zeros are given by the system when they are first touched

@@ -14,7 +14,7 @@ from node.machine.limits import Room, give_back_freed_memory, host_room, size
 from node.model.execution import least_activations
 from node.model.memory_model import estimated, least_in_flight, memory_of_buffers, memory_of_state
 from node.model.stage import parameter_count
-from protocol.errors import OutOfMemory, ResourceError
+from protocol.errors import DeviceFailed, OutOfMemory, ResourceError, legible
 from protocol.run.manifest import Manifest
 
 P = ParamSpec("P")
@@ -27,8 +27,21 @@ CUDA_CONTEXT = 640 * 2**20  # that the driver takes of a GPU for each process, a
 # what the program takes between this check and its first microbatch: text, compiled loops, threads
 STARTING = 112 * 2**20
 VARYING = 16 * 2**20  # from one start of the program to the next
-# torch's ways to say that an allocation failed; a limit set by ulimit is met so
-NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "out of memory")
+# torch's ways to say that an allocation failed; a limit set by ulimit is met so. The libraries below it have words of
+# their own, and on a full GPU come first: what they cannot begin with mostly lacks memory for its workspace
+NO_MEMORY = (
+    "can't allocate memory", "Cannot allocate memory", "out of memory",
+    "BLAS_STATUS_ALLOC_FAILED", "BLAS_STATUS_NOT_INITIALIZED", "SOLVER_STATUS_ALLOC_FAILED",
+    "DNN_STATUS_ALLOC_FAILED", "DNN_STATUS_NOT_INITIALIZED", "HOST_ALLOCATION_FAILED", "DEVICE_ALLOCATION_FAILED",
+)  # fmt: skip
+# What a driver says after which no call of this process succeeds any more: of CUDA's errors the sticky ones
+DEAD_DEVICE = (
+    "launch failure", "device-side assert", "illegal memory access", "illegal address", "illegal instruction",
+    "misaligned address", "invalid program counter", "hardware stack error", "launch timed out", "launch timeout",
+    "uncorrectable", "unspecified driver error", "unknown error", "gpu is lost", "fallen off the bus", "xid",
+    "contained error", "no longer available",
+)  # fmt: skip
+DRIVERS = ("CUDA error", "CUDA driver error", "HIP error", "cudaError", "NVML", "CUBLAS_", "CUDNN_")
 
 
 def memory_needed(manifest: Manifest, stage: int) -> int:
@@ -169,12 +182,38 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
 
 
+def has_lost_device(error: BaseException) -> bool:
+    """Return whether the error says that the device has failed for good: Xid, ECC, or a kernel that broke it."""
+    if not isinstance(error, RuntimeError) or is_out_of_memory(error):
+        return False
+    words = str(error)
+    return any(driver in words for driver in DRIVERS) and any(dead in words.lower() for dead in DEAD_DEVICE)
+
+
 def named(error: BaseException) -> BaseException:
-    """The error that callers expect: itself, or `OutOfMemory` where memory ran out, however that was said."""
+    """The error that callers expect, however it was said: itself, `OutOfMemory`, or `DeviceFailed`."""
+    if has_lost_device(error):
+        return _failed(error)
     if not is_out_of_memory(error):
         return error
-    free_caches()
-    return OutOfMemory(str(error).splitlines()[0] if str(error) else "")
+    try:
+        free_caches()
+    except RuntimeError as worse:  # a device that has failed may say at first that it has no memory
+        return _failed(worse) if has_lost_device(worse) else worse
+    return OutOfMemory(_first_line(error))
+
+
+def _failed(error: BaseException) -> DeviceFailed:
+    reason = legible(_first_line(error))[:200]
+    return DeviceFailed(
+        f"The device that computes has failed ({reason}). What it held is lost: this node ends. Start it again to go "
+        "on from its last checkpoint; if it fails again, look at the system's log (dmesg), and at the device's "
+        "temperature and memory (nvidia-smi -q)."
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else ""
 
 
 def free_caches() -> None:

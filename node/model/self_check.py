@@ -34,6 +34,7 @@ class SelfCheck:
         self._doubtful = 0
         self.compared = 0
         self.failed = 0
+        self.skipped = 0  # for want of memory
 
     @window
     def __repr__(self) -> str:
@@ -54,8 +55,8 @@ class SelfCheck:
             return
         self._since = 0
         self._doubtful = max(0, self._doubtful - 1)
-        self.compared += 1
         one, other = found.detach().float(), again().float()
+        self.compared += 1
         usual = torch.linalg.vector_norm(other) / other.numel() ** 0.5
         apart = (one - other).abs()
         if bool((apart <= TOLERANCE * (usual + other.abs())).all()):  # also false for NaN

@@ -10,7 +10,7 @@ import torch
 
 from node.model.oom_fallback import MemoryPolicy, NoFallback
 from node.model.passes import Learned, Passes
-from node.model.resources import is_out_of_memory, retried
+from node.model.resources import free_caches, is_out_of_memory, retried
 from node.model.self_check import SelfCheck
 from node.model.transfer import DeviceTransfer, Here, Pending
 from protocol.codecs.codec import Encoded, encode, require_finite_values, torch_type
@@ -50,7 +50,7 @@ class StageWork:
         Raises `Unrepeatable` when it was computed again and came out differently.
         """
         leaf, outputs = self._fallback.forward(self._forward, inputs)
-        self.self_check.compare(outputs, lambda: self._fallback.forward(self._forward, inputs)[1])
+        self._check(outputs, inputs)
         activations = self._outgoing(outputs, self._manifest.wire.activations, "activations")
         self.transfer.keep_pace()
         if not outputs.requires_grad:  # in slices nothing of them is needed any more
@@ -107,6 +107,19 @@ class StageWork:
 
     def _forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._passes.forward(self.transfer.to_device(inputs))
+
+    def _check(self, outputs: torch.Tensor, inputs: torch.Tensor) -> None:
+        """Compute again and compare, if it is time. Where memory lacks for a second graph it is left out.
+
+        Not through the fallback, which would give up a microbatch in flight for good.
+        """
+        try:
+            self.self_check.compare(outputs, lambda: retried(self._forward, inputs)[1])
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self.self_check.skipped += 1
+            free_caches()
 
     def _backward(
         self, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor

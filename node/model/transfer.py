@@ -32,7 +32,7 @@ class Pending(abc.ABC, Generic[T_co]):
         """Block until it is here and return it; raises what making it raised."""
 
     async def result(self) -> T_co:
-        """Wait for it in a thread. Raises as `wait`, and `OutOfMemory` for any way to say that."""
+        """Wait for it in a thread. Raises as `wait`, and `OutOfMemory` or `DeviceFailed` for any way to say that."""
         if self.is_here:
             return self.wait()
         try:

@@ -339,12 +339,12 @@ class OutgoingUpdate:
         assert self.allowed is not None
         bounds, codec = self._own.bounds_of(indices), self._codecs["z"]
         blocks, progress = blocks_in(bounds), self._own.offered_progress(bounds)
-        moved = distance_of(progress * self._own.settings.beta, torch.zeros_like(progress))
+        moved = distance_of(progress * self._own.settings.beta, torch.zeros_like(progress)).cpu()
         if indices[0] == 0:
             self._look(self._nearness)
         z = self._own.contribution(bounds)
         if not self._nearness.is_known:
-            self.allowed[blocks] = moved.cpu()
+            self.allowed[blocks] = moved
             sent = [encode(piece, COMPRESSED) for piece in torch.split(z, self._own.piece_parameters)]
         else:
             self.allowed[blocks] = self._nearness.distances(blocks, moved)
@@ -359,9 +359,10 @@ class OutgoingUpdate:
             return
         own, settings = self._own, self._own.settings
         phi = sampled(own.offered_phi(EVERYTHING))
-        apart = float((self.partners_phi.to(phi.device) - phi).square().mean())
-        squares = sum(float(own.offered_progress(bounds).square().sum()) for _, bounds in self.pieces())
-        moved = settings.beta**2 * squares / own.parameters
+        squares = [own.offered_progress(bounds).square().sum() for _, bounds in self.pieces()]
+        between = (self.partners_phi.to(phi.device) - phi).square().mean()
+        apart, *all_squares = torch.stack([between, *squares]).cpu().tolist()  # a device is waited for once
+        moved = settings.beta**2 * sum(all_squares) / own.parameters
         nearness.look((settings.gamma**2 * apart + 2 * moved) ** 0.5)
 
     def _exact(self, part: Part, bounds: slice) -> torch.Tensor:

@@ -37,7 +37,10 @@ from protocol.ground import PeerId
 
 Blocks: TypeAlias = NDArray[np.float64]
 Offence: TypeAlias = Literal["far", "opposed", "harmful"]
-CHUNK = 2**16  # entries worked on at once, so that they stay in the cache
+CHUNK = 2**16  # entries worked on at once, so that they stay in a processor's cache
+CHUNK_THERE = (
+    2**25
+)  # on another device, for which launches are dear: a copy of the progress of so many is 128 MiB
 # d/s between replicas that learn nothing in common, α = 0.5, β = γ: √(2(1 + Var φ/s²)) = 2.15 (covariance_recursion).
 # What a replica believes in until it has met enough partners.
 EXPECTED_RATIO = 2.0
@@ -171,12 +174,13 @@ class Defence:
         return was_far or abs(agreement) > BEHIND or excess > GROSSLY_FAR
 
     def _sums(self, pull: torch.Tensor, progress_of: Callable[[slice], torch.Tensor]) -> _Sums:
+        """The sums of each block. A device is waited for once, at the end."""
         sums = np.zeros((3, len(self._blocks)))
-        for index, block in enumerate(self._blocks):
-            for part in _chunks(block):
-                half, progress = pull[part], progress_of(part)
-                pairs = ((half, half), (progress, progress), (half, progress))
-                sums[:, index] += torch.stack([torch.dot(*pair) for pair in pairs]).cpu().numpy()
+        size = CHUNK if pull.device.type == "cpu" else CHUNK_THERE
+        parts = [(index, part) for index, block in enumerate(self._blocks) for part in _chunks(block, size)]
+        found = [_dots(pull[part], progress_of(part)) for _, part in parts]
+        for (index, _), three in zip(parts, torch.stack(found).cpu().numpy(), strict=True):
+            sums[:, index] += three
         return _Sums(4 * sums[0], sums[1], 2 * sums[2])
 
     def _shrink(self, pull: torch.Tensor, kept: Blocks) -> None:
@@ -232,6 +236,12 @@ def _excess(distances: Blocks, radii: Blocks) -> Blocks:
         return np.where(distances > 0, distances / radii, 0.0)
 
 
-def _chunks(block: slice) -> Iterator[slice]:
-    for start in range(block.start, block.stop, CHUNK):
-        yield slice(start, min(start + CHUNK, block.stop))
+def _chunks(block: slice, size: int) -> Iterator[slice]:
+    for start in range(block.start, block.stop, size):
+        yield slice(start, min(start + size, block.stop))
+
+
+def _dots(half: torch.Tensor, progress: torch.Tensor) -> torch.Tensor:
+    """The products of both with themselves and with each other, [3]."""
+    pairs = ((half, half), (progress, progress), (half, progress))
+    return torch.stack([torch.dot(*pair) for pair in pairs])

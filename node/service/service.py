@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
@@ -19,10 +18,11 @@ from node.machine.limits import tcp_port
 from node.membership.discovery import Discovery
 from node.membership.hearsay import show
 from node.membership.ways_in import WaysIn
+from node.model.compilers import keep_compiled_in
 from node.model.compiling import NOT_COMPILED, Compiling
 from node.model.compute import Compute, Priority
 from node.model.dry_run import dry_run
-from node.model.execution import choose_execution, described
+from node.model.execution import choose_execution, described, why_not_compiled
 from node.model.oom_fallback import OomFallback
 from node.model.replica import Replica
 from node.model.resources import room_on
@@ -85,6 +85,7 @@ async def taken_stage(member: NodeResources, stage: int, seconds_left: float) ->
         supervisor = member.supervisor.group()
         at_the_end(supervisor.close, "ending what ran in the background")
         compute = member.surroundings.compute(stage)
+        compute.end_node = supervisor.end_node
         at_the_end(compute.close, "ending the compute thread")
         context = _context_of(member, stage, compute, supervisor)
         replica = await _replica_of(member, stage, compute)
@@ -125,15 +126,18 @@ async def _replica_of(member: NodeResources, stage: int, compute: Compute) -> Re
     config, manifest, around = member.config, member.signed.manifest, member.surroundings
     device = torch.device(config.device)
     room = room_on(device, config.most_memory).free
+    if device.type != "cpu" or config.compile == "on":
+        keep_compiled_in(config.state_dir / "cache" / "compiled")
     execution = choose_execution(
         manifest, stage, device, room, config.precision, config.recompute, config.compile
     )
+    if reason := why_not_compiled(device, config.compile):
+        member.events.warn(reason, NOT_COMPILED)
     doing = "measuring memory and compiling the stage" if execution.compiles else "measuring memory"
     member.events.begin(doing)
     # nothing else waits yet; it is no training
     replica = await compute.run(Priority.SERVE, around.replica, manifest, stage, config.device)
     if execution.compiles:
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(config.state_dir / "cache" / "compiled"))
         replica.passes.compiling = Compiling(_teller(member))
     replica.passes.execute(execution)
     told, measured = "", dict[str, int]()
@@ -391,7 +395,8 @@ class Service:
     async def leave(self) -> None:
         """Save, withdraw, give up what is in flight. Each step is tried whatever becomes of the others."""
         await self._stop_gossip()
-        unsaved = self._is_whole and self.public_state != "finished"
+        is_readable = self.context.compute.failure is None
+        unsaved = self._is_whole and is_readable and self.public_state != "finished"
         saving = (
             [attempt(self.checkpoints.save, "saving the state", self._member.time_to_end())]
             if unsaved

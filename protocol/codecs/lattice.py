@@ -81,7 +81,17 @@ def to_lattice(flat: Tensor, cells: Tensor, seeds: Sequence[int], bits: int, eac
     """
     if _is_for_loops(flat, seeds):
         return _to_lattice_here(flat, cells, seeds[0], bits)
-    return to_lattice_there(flat, cells, numbers_of(seeds, len(cells), flat.device, each), bits)
+    points, is_sendable = to_lattice_there(
+        flat, cells, numbers_of(seeds, len(cells), flat.device, each), bits
+    )
+    require_sendable(bool(is_sendable), bits)
+    return points
+
+
+def require_sendable(is_sendable: bool, bits: int) -> None:
+    """Raise `CodecError` where `to_lattice_there` has found values that cannot be sent."""
+    if not is_sendable:
+        raise CodecError(f"NaN or infinite values, and those beyond 2^40, cannot be sent as mod{bits}")
 
 
 def _is_for_loops(flat: Tensor, seeds: Sequence[int]) -> bool:
@@ -90,26 +100,38 @@ def _is_for_loops(flat: Tensor, seeds: Sequence[int]) -> bool:
 
 
 def numbers_of(seeds: Sequence[int], blocks: int, device: torch.device, each: int = 0) -> Tensor:
-    """Numbers to draw blocks' dithers by, int64 [blocks]: `each` blocks follow one seed, or all the only one."""
-    places = torch.arange(blocks, device=device)
+    """The places in the table of dithers where those of each block begin, int64 [blocks].
+
+    `each` blocks follow one seed, or all the only one. Made on the host: they are few, and go up in one copy.
+    """
+    places = torch.arange(blocks)
     each = each or max(1, blocks)
-    numbers = torch.tensor([seed & 0xFFFFFFFF for seed in seeds], device=device)
-    return places % each ^ numbers[places // each]
+    numbers = torch.tensor([seed & 0xFFFFFFFF for seed in seeds])
+    return moved(_mixed(places % each ^ numbers[places // each]) % (DITHERS - BLOCK), device)
 
 
-def to_lattice_there(flat: Tensor, cells: Tensor, numbers: Tensor, bits: int) -> LatticePoints:
-    """`to_lattice` in torch's operations, for another device; points differ where one is half way to the next."""
+def moved(host: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device, which nobody waits for where memory can be pinned."""
+    if device.type != "cuda":
+        return host.to(device)
+    return host.pin_memory().to(device, non_blocking=True)
+
+
+def to_lattice_there(flat: Tensor, cells: Tensor, numbers: Tensor, bits: int) -> tuple[LatticePoints, Tensor]:
+    """`to_lattice` in torch's operations, for another device; points differ where one is half way to the next.
+
+    Does not wait: whether all can be sent is a number there, bool [], see `require_sendable`.
+    """
     rotated = _rotated(flat)
     least = rotated.abs().amax(dim=1) / MOST_POINTS
     wanted = torch.maximum(cells.to(torch.float32), least).clamp_min(2.0 ** (-CELL_BIAS / CELL_STEPS))
     codes = torch.ceil(torch.log2(wanted) * CELL_STEPS) + CELL_BIAS
-    if not bool(((codes <= 255) & (cells >= 0)).all()):  # false also for NaN
-        raise _refusal(bits)
+    is_sendable = ((codes <= 255) & (cells >= 0)).all()  # false also for NaN
     cell_bytes = codes.to(torch.uint8)
     points = _nearest(rotated, cell_bytes, numbers)
-    return LatticePoints(
-        bits, flat.numel(), cell_bytes, _checksum(points >> bits), _packed(points & (2**bits - 1), bits)
-    )
+    remainders = _packed((points & (2**bits - 1)).to(torch.uint8), bits)
+    sent = LatticePoints(bits, flat.numel(), cell_bytes, _checksum(points >> bits), remainders)
+    return sent, is_sendable
 
 
 def as_sent(flat: Tensor, sent: LatticePoints, seeds: Sequence[int], each: int = 0) -> Tensor:
@@ -167,8 +189,7 @@ def _to_lattice_here(flat: Tensor, cells: Tensor, seed: int, bits: int) -> Latti
         _array(rows), _array(cells.float()), cell_bytes.numpy(), checksums.numpy(), remainders.numpy(),
         tables(), seed, bits, MOST_POINTS, CELL_STEPS, CELL_BIAS,
     )  # fmt: skip
-    if not is_sendable:
-        raise _refusal(bits)
+    require_sendable(is_sendable, bits)
     return LatticePoints(bits, flat.numel(), cell_bytes, checksums, remainders)
 
 
@@ -192,10 +213,6 @@ def _array(values: Tensor) -> Floats:
     return array
 
 
-def _refusal(bits: int) -> CodecError:
-    return CodecError(f"NaN or infinite values, and those beyond 2^40, cannot be sent as mod{bits}")
-
-
 def cells_of(points: LatticePoints) -> Tensor:
     """The cells, float32 [blocks]."""
     return _cells(points.cells)
@@ -211,7 +228,8 @@ def distance_of(one: Tensor, other: Tensor) -> Tensor:
 
 def _in_blocks(flat: Tensor) -> Tensor:
     """[blocks, 256] of a tensor [n], the last block filled up with zeros."""
-    return torch.nn.functional.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
+    missing = -flat.numel() % BLOCK
+    return (torch.nn.functional.pad(flat, (0, missing)) if missing else flat.contiguous()).view(-1, BLOCK)
 
 
 def _rotated(flat: Tensor) -> Tensor:
@@ -250,8 +268,8 @@ def _cell_table() -> Tensor:
 
 def _dither(numbers: Tensor) -> Tensor:
     """[blocks, 256] in [−½, ½): of each block some neighbours in the table, the same on every machine."""
-    first = _mixed(numbers) % (DITHERS - BLOCK)
-    return _on(numbers.device, _dither_table)[first[:, None] + torch.arange(BLOCK, device=numbers.device)]
+    rows = _on(numbers.device, _dither_table).as_strided((DITHERS - BLOCK, BLOCK), (1, 1))
+    return rows[numbers]
 
 
 @cache
@@ -267,10 +285,20 @@ def _factor_table() -> Tensor:
 
 
 def _checksum(turns: Tensor) -> Tensor:
-    """int32 [blocks] of turns int32 [blocks, 256]. Low bits get some of the high ones: turns may be powers of two."""
-    spread = (turns.long() * SPREAD) & 0xFFFFFFFF
-    spread ^= spread >> 15
-    return ((spread * _on(turns.device, _factor_table)).sum(dim=1) >> 8 & 0xFFFFFF).to(torch.int32)
+    """int32 [blocks] of turns int32 [blocks, 256]. Low bits get some of the high ones: turns may be powers of two.
+
+    Modulo 2^32, as products and sums of int32 are.
+    """
+    spread = turns * SPREAD
+    spread ^= spread >> 15 & 0x1FFFF  # as of a number without a sign
+    spread *= _on(turns.device, _wrapped_factors)
+    return spread.sum(dim=1, dtype=torch.int32) >> 8 & 0xFFFFFF
+
+
+@cache
+def _wrapped_factors() -> Tensor:
+    """The factors as int32 of the same 32 bits."""
+    return torch.from_numpy(_factor_table().numpy().astype(np.uint32).view(np.int32))
 
 
 @cache
@@ -288,16 +316,26 @@ def _mixed(numbers: Tensor) -> Tensor:
 
 
 def _packed(remainders: Tensor, bits: int) -> Tensor:
-    """A plane of 32 bytes for each bit of a block: byte j has it of values j, j + 32, …, the first lowest."""
-    shifts = torch.arange(8, device=remainders.device, dtype=torch.int32).view(1, 1, 8, 1)
-    planes = torch.arange(bits, device=remainders.device, dtype=torch.int32).view(1, bits, 1, 1)
-    values = remainders.view(len(remainders), 1, 8, BLOCK // 8) >> planes & 1
-    return (values << shifts).sum(dim=2).to(torch.uint8).view(-1)
+    """A plane of 32 bytes for each bit of a block: byte j has it of values j, j + 32, …, the first lowest.
+
+    Of remainders uint8 [blocks, 256].
+    """
+    values = remainders.view(len(remainders), 1, 8, BLOCK // 8) >> _planes(remainders.device, bits) & 1
+    return (values << _on(remainders.device, _shifts)).sum(dim=2, dtype=torch.uint8).view(-1)
 
 
 def _unpacked(packed: Tensor, bits: int) -> Tensor:
-    """The unpacked values, int32 [blocks, 256]."""
-    shifts = torch.arange(8, device=packed.device, dtype=torch.int32).view(1, 1, 8, 1)
-    planes = torch.arange(bits, device=packed.device, dtype=torch.int32).view(1, bits, 1, 1)
-    values = packed.view(-1, bits, 1, BLOCK // 8).to(torch.int32) >> shifts & 1
-    return (values << planes).sum(dim=1).to(torch.int32).view(-1, BLOCK)
+    """The unpacked values, uint8 [blocks, 256]."""
+    values = packed.view(-1, bits, 1, BLOCK // 8) >> _on(packed.device, _shifts) & 1
+    return (values << _planes(packed.device, bits)).sum(dim=1, dtype=torch.uint8).view(-1, BLOCK)
+
+
+@cache
+def _shifts() -> Tensor:
+    """The places of a byte's bits, uint8 [1, 1, 8, 1]."""
+    return torch.arange(8, dtype=torch.uint8).view(1, 1, 8, 1)
+
+
+def _planes(device: torch.device, bits: int) -> Tensor:
+    """The numbers of the planes, uint8 [1, bits, 1, 1]."""
+    return _on(device, _shifts).view(1, 8, 1, 1)[:, :bits]

@@ -33,13 +33,19 @@ def encode_near(flat: Tensor, codec: str, cells: Tensor, seeds: Sequence[int], e
     It is one piece for each of the seeds, of `entries` values, the last of the rest; the bytes are the same whether
     several come at once or one by one. Raises `CodecError` for NaN, infinity and values beyond 2^40.
     """
-    flat = flat.detach()
-    points = lattice.to_lattice(flat, cells, seeds, BITS[codec], entries // BLOCK)
-    checksums = points.checksums.cpu().view(torch.uint8).view(-1, 4)[:, :CHECKSUM_BYTES]
-    parts = [_bytes_of(part) for part in (points.cells.cpu(), checksums, points.remainders.cpu())]
+    flat, bits = flat.detach(), BITS[codec]
+    if flat.device.type == "cpu":
+        parts = _tensors_of(lattice.to_lattice(flat, cells, seeds, bits, entries // BLOCK))
+    else:
+        numbers = lattice.numbers_of(seeds, len(cells), flat.device, entries // BLOCK)
+        points, is_sendable = lattice.to_lattice_there(flat, cells, numbers, bits)
+        tensors = [*_tensors_of(points), is_sendable.view(1).view(torch.uint8)]
+        *parts, flag = torch.split(torch.cat(tensors).cpu(), [len(tensor) for tensor in tensors])  # one copy
+        lattice.require_sendable(bool(flag), bits)
+    views = [_bytes_of(part) for part in parts]
     cuts = [(start, min(start + entries, flat.numel())) for start in range(0, flat.numel(), entries)]
     return [
-        Encoded(codec, (stop - start,), tuple(_cut(part, start, stop, flat.numel()) for part in parts))
+        Encoded(codec, (stop - start,), tuple(_cut(view, start, stop, flat.numel()) for view in views))
         for start, stop in cuts
     ]
 
@@ -73,23 +79,30 @@ def points_in(pieces: Sequence[Encoded], device: torch.device) -> LatticePoints:
 
     Raises `CodecError` where bytes are missing or too many.
     """
-    parts = [_parts_of(encoded) for encoded in pieces]
-    cells, checksums, remainders = (torch.cat(part).to(device) for part in zip(*parts, strict=True))
+    parts = zip(*map(_parts_of, pieces), strict=True)
+    raw = torch.frombuffer(bytearray().join(view for part in parts for view in part), dtype=torch.uint8)
     count = sum(math.prod(encoded.shape) for encoded in pieces)
-    return LatticePoints(BITS[pieces[0].codec], count, cells, checksums, remainders)
+    blocks = sum(-(-math.prod(encoded.shape) // BLOCK) for encoded in pieces)
+    sizes = [blocks, CHECKSUM_BYTES * blocks, len(raw) - blocks * (1 + CHECKSUM_BYTES)]
+    cells, checksums, remainders = torch.split(lattice.moved(raw, device), sizes)  # all in one copy
+    whole = torch.nn.functional.pad(checksums.view(-1, CHECKSUM_BYTES), (0, 1))
+    return LatticePoints(BITS[pieces[0].codec], count, cells, whole.view(torch.int32).view(-1), remainders)
 
 
-def _parts_of(encoded: Encoded) -> tuple[Tensor, Tensor, Tensor]:
-    """Cells, checksums and remainders as `LatticePoints` has them, on the host."""
+def _parts_of(encoded: Encoded) -> tuple[memoryview, memoryview, memoryview]:
+    """The bytes of cells, checksums and remainders. Raises `CodecError` for another number of them."""
     if encoded.nbytes != nbytes_of(encoded.codec, encoded.shape):
         raise CodecError(f"{encoded.nbytes} bytes received for a tensor in {encoded.codec}")
     blocks = -(-math.prod(encoded.shape) // BLOCK)
-    raw = torch.frombuffer(bytearray().join(encoded.buffers), dtype=torch.uint8)
-    cells, checksums, remainders = torch.split(
-        raw, [blocks, CHECKSUM_BYTES * blocks, len(raw) - blocks * (1 + CHECKSUM_BYTES)]
-    )
-    whole = torch.nn.functional.pad(checksums.view(-1, CHECKSUM_BYTES), (0, 1)).contiguous()
-    return cells, whole.view(torch.int32).view(-1), remainders
+    view = encoded.buffers[0] if len(encoded.buffers) == 1 else memoryview(b"".join(encoded.buffers))
+    ends = blocks, blocks * (1 + CHECKSUM_BYTES)
+    return view[: ends[0]], view[ends[0] : ends[1]], view[ends[1] :]
+
+
+def _tensors_of(points: LatticePoints) -> list[Tensor]:
+    """Cells, checksums of three bytes and remainders, each uint8 [bytes], on their device."""
+    checksums = points.checksums.view(torch.uint8).view(-1, 4)[:, :CHECKSUM_BYTES]
+    return [points.cells, checksums.reshape(-1), points.remainders]
 
 
 def _cut(part: memoryview, start: int, stop: int, values: int) -> memoryview:

@@ -13,7 +13,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from protocol.errors import MALFORMED, NolocoError, PeerUnreachable, Refused, TransportDown, WireError
+from protocol.errors import (
+    MALFORMED,
+    NodeFailed,
+    NolocoError,
+    PeerUnreachable,
+    Refused,
+    TransportDown,
+    WireError,
+)
 from protocol.messages import Answer, Message, Progress, Status
 from protocol.messages.frame import Frame, FrameType
 from protocol.rpc.channel import HALF_FRAME_SECONDS, Channel, slowest_seconds
@@ -148,6 +156,9 @@ class Answering:
         except WireError as error:
             self.strike()
             await channel.refuse(frame, MALFORMED, str(error)[:200])
+        except NodeFailed as failure:
+            self.supervisor.end_node(failure)  # it would refuse everybody, and go on to be asked
+            await channel.refuse(frame, "failed", "this node ends")
         except NolocoError as error:
             await channel.refuse(frame, "failed", str(error))
         except Exception:

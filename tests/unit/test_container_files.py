@@ -60,6 +60,17 @@ def test_the_image_installs_by_the_hashes() -> None:
     assert text.count("pip install") == 3  # that, torch, and the project itself without what it needs
 
 
+def test_the_image_for_gpus_alone_has_what_compiling_needs() -> None:
+    text = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
+    last = text[text.rindex("\nFROM python") :]
+    command = next(part for part in re.split(r"\n(?=[A-Z])", last) if part.startswith("RUN case"))
+    assert '"${TORCH_INDEX}" in */cpu) exit 0' in command
+    for package in ("gcc", "g++", "libc6-dev", "python3-dev"):
+        assert f" {package}=" in command
+    assert text.count("ARG TORCH_INDEX=") == 1  # one value for all stages
+    assert "\nARG TORCH_INDEX\n" in last[: last.index("RUN case")]
+
+
 def test_containers_can_write_to_their_volumes_alone_and_have_no_capabilities() -> None:
     services = yaml.safe_load((DOCKER / "compose.yaml").read_text(encoding="utf-8"))["services"]
     own = [service for service in services.values() if "profiles" not in service]

@@ -24,6 +24,7 @@ from node.rounds.defence import (
     blocks_of,
 )
 from protocol.ground import PeerId
+from tests.far_device import far_device
 
 GAMMA = BETA = 0.7
 CLIP = 1.5
@@ -295,6 +296,25 @@ def test_chunks_give_what_the_whole_gives(
     assert parts.agreement == pytest.approx(whole.agreement, abs=1e-5)
     assert (parts.clipped, parts.offence) == (whole.clipped, whole.offence)
     assert torch.allclose(from_parts, from_whole, atol=1e-6)
+
+
+def test_another_device_is_waited_for_once_whatever_the_size_and_finds_the_same() -> None:
+    size, blocks = 300_000, [slice(0, 200_000), slice(200_000, 299_000), slice(299_000, 300_000)]
+    generator = torch.Generator().manual_seed(5)
+    progress = 1e-3 * torch.randn(size, generator=generator)
+    here = 3e-3 * torch.randn(size, generator=generator)
+    expected = Defence(blocks, CLIP).examine(PeerId("a"), pull := here.clone(), progress.__getitem__, now=0.0)
+    with far_device() as device:
+        far, far_progress = device.holding(here), device.holding(progress)
+        found = Defence(blocks, CLIP).examine(PeerId("a"), far, far_progress.__getitem__, now=0.0)
+        assert device.waits == 1
+        assert device.launches < 8 * len(blocks)
+        clipped = far.cpu()
+    assert expected.clipped
+    assert found.distance == pytest.approx(expected.distance, rel=1e-5)
+    assert found.agreement == pytest.approx(expected.agreement, abs=1e-6)
+    assert (found.clipped, found.offence) == (expected.clipped, expected.offence)
+    assert torch.allclose(clipped, pull, rtol=1e-4, atol=0)
 
 
 def test_each_matrix_is_a_block_and_all_vectors_are_one() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from node.model.execution import Execution
 from node.model.probes import KEPT, TOKENS, Probes
 from node.model.replica import Replica
 from node.model.stage_work import StageWork
@@ -186,3 +190,23 @@ def test_sequences_go_through_a_small_model_together_and_through_a_large_one_by_
     for _ in range(2):
         probes.losses(run)
     assert passes[-4:] == [3, 3, 1, 1]
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_in_bf16_it_is_tried_in_bf16_and_finds_the_same(stage: int) -> None:
+    trained = Trained(stage)
+    exact = trained.effect.change(trained.undo(1.0))
+    trained.replica.passes.execute(Execution("bf16"))
+    products = list[torch.dtype]()
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if str(func) == "aten.mm.default":
+                products.append(args[0].dtype)
+            return func(*args, **(kwargs or {}))
+
+    with Products():
+        change = trained.effect.change(trained.undo(1.0))
+    assert exact is not None
+    assert change == pytest.approx(exact, rel=0.1)
+    assert set(products) == {torch.bfloat16}

@@ -8,17 +8,24 @@ from typing import Any
 import pytest
 import torch
 
+from node.model.fragment import PIECES_AT_ONCE, Fragment, Weights
+from node.model.outer import OuterSettings
 from node.model.replica import Replica
+from node.model.transfer import DeviceTransfer
+from node.rounds.contribution import OutgoingUpdate, sampled
 from node.rounds.exchanges import Exchanges
 from node.rounds.meeting import Pair
+from node.rounds.nearness import Nearness
 from protocol.codecs.codec import Encoded, encode
 from protocol.codecs.kernels import BLOCK
-from protocol.codecs.near_codecs import BITS
+from protocol.codecs.near_codecs import BITS, kept_apart
 from protocol.errors import CodecError
+from protocol.run.manifest import Wire
+from tests.far_device import far_device
 from tests.swarm.micro import run_swarm
 from tests.unit.test_device_transfer import EncodingTransfer
 from tests.unit.test_exchange import AtOnce
-from tests.unit.two_ends import End, mean_delta, mean_phi, two_ends, whole_round
+from tests.unit.two_ends import PIECE, End, mean_delta, mean_phi, two_ends, whole_round
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
 
@@ -202,3 +209,32 @@ def test_bits_of_another_size_are_refused() -> None:
         await asyncio.gather(a.close(), b.close())
 
     run_swarm(main())
+
+
+def test_encoding_on_another_device_waits_twice_for_each_group_of_pieces() -> None:
+    """For how far the own weights have moved and for the bytes; and once for how far the partner is."""
+    generator = torch.Generator().manual_seed(3)
+    theta, phi, partners = (1e-2 * torch.randn(20 * PIECE, generator=generator) for _ in range(3))
+    settings = OuterSettings(0.5, 0.7, 0.7, kept_apart("mod3"))
+
+    def outgoing(theta: torch.Tensor, phi: torch.Tensor) -> OutgoingUpdate:
+        weights = Weights(theta, phi, torch.zeros_like(phi))
+        own = Fragment(weights, slice(0, len(partners)), [], theta.__getitem__, settings)
+        nearness = Nearness(own.parameters)
+        blocks = 20 * PIECE // BLOCK
+        nearness.met(torch.full((blocks,), 0.01), torch.zeros(blocks), *torch.zeros(2, blocks).bool())
+        transfer = DeviceTransfer(torch.device("cpu"))
+        update = OutgoingUpdate(own, {"z": 1.0}, Wire(gossip="mod3"), transfer, nearness, "pair")
+        update.partners_phi = sampled(partners)
+        return update
+
+    here, pieces = outgoing(theta, phi), range(20)
+    expected = here.encode("z", pieces)
+    assert len(expected) > PIECES_AT_ONCE
+    with far_device() as device:
+        there = outgoing(device.holding(theta), device.holding(phi))
+        found = there.encode("z", pieces)
+        assert device.waits == 1 + 2 * -(-20 // PIECES_AT_ONCE)
+    bytes_of = [b"".join(each.buffers) for piece in found for each in piece]
+    same = sum(one == b"".join(each.buffers) for one, [each] in zip(bytes_of, expected, strict=True))
+    assert same >= 0.8 * len(expected)  # one value half way between two points makes a piece another

@@ -34,6 +34,7 @@ from protocol.codecs.nearby import as_sent as as_sent_near
 from protocol.codecs.nearby import encode_near
 from protocol.codecs.nearby import read_beside as read_near
 from protocol.errors import CodecError
+from tests.far_device import far_device
 
 BITS = sorted(SPANNED)
 SEED = 7
@@ -191,7 +192,7 @@ def test_torch_on_another_device_and_the_compiled_loops_are_one_codec(bits: int,
     near[:BLOCK] += 9  # not read
     cells = cell_for(torch.full((-(-count // BLOCK),), 0.01), bits)
     numbers = numbers_of((SEED,), len(cells), weights.device)
-    here, there = to_lattice(weights, cells, [SEED], bits), to_lattice_there(weights, cells, numbers, bits)
+    here, there = to_lattice(weights, cells, [SEED], bits), to_lattice_there(weights, cells, numbers, bits)[0]
     for name in ("cells", "checksums", "remainders"):
         assert torch.equal(getattr(here, name), getattr(there, name))
     assert torch.allclose(as_sent(weights, here, [SEED]), as_sent_there(weights, there, numbers), atol=1e-5)
@@ -225,6 +226,40 @@ def test_several_pieces_in_one_go_are_those_one_by_one(codec: str, last: int) ->
     assert torch.allclose(read, torch.cat([values for values, _ in apart]), atol=1e-5)
     assert torch.equal(is_read, torch.cat([blocks for _, blocks in apart]))
     assert is_read.tolist().count(False) == 1
+
+
+@pytest.mark.parametrize("codec", ["mod4", "mod3", "mod2"])
+def test_another_device_is_waited_for_once_and_has_the_same_bytes(codec: str) -> None:
+    """Sixteen pieces are encoded in one wait, for their bytes, and read in none."""
+    seeds, each = list(range(16)), 1024
+    weights = torch.arange(16 * each - 100, dtype=torch.float32).remainder_(601).sub_(300) / 64  # exact
+    near = weights + gaussian(len(weights), 0.01)
+    near[1024 : 1024 + BLOCK] += 9  # not read
+    cells = torch.full((-(-len(weights) // BLOCK),), 0.25)
+    here = encode_near(weights, codec, cells, seeds, each)
+    sent, (read, is_read) = as_sent_near(weights, here, seeds, each), read_near(near, here, seeds, each)
+    with far_device() as device:
+        far, far_near, far_cells = map(device.holding, (weights, near, cells))
+        there = encode_near(far, codec, far_cells, seeds, each)
+        assert (device.waits, device.launches) == (1, pytest.approx(40, abs=5))
+        far_sent, (far_read, far_is_read) = (
+            as_sent_near(far, there, seeds, each),
+            read_near(far_near, there, seeds, each),
+        )
+        assert device.waits == 1
+        assert device.launches < 100
+        found = [tensor.cpu() for tensor in (far_sent, far_read, far_is_read)]
+    assert [b"".join(e.buffers) for e in there] == [b"".join(e.buffers) for e in here]
+    assert torch.equal(found[0], sent)
+    assert torch.allclose(found[1], read, atol=1e-5)
+    assert torch.equal(found[2], is_read)
+
+
+def test_another_device_refuses_what_is_no_number() -> None:
+    weights = gaussian(4 * BLOCK, 1.0)
+    weights[700] = math.nan
+    with far_device() as device, pytest.raises(CodecError, match="mod3"):
+        encode_near(device.holding(weights), "mod3", device.holding(torch.ones(4)), [1, 2], 2 * BLOCK)
 
 
 def test_the_bytes_are_the_same_in_every_version() -> None:
