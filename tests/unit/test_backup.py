@@ -12,9 +12,10 @@ from typer.testing import CliRunner, Result
 
 from bootstrap.creating import backup
 from bootstrap.creating import run as creating
-from bootstrap.creating.run import found
+from bootstrap.creating.run import MANIFEST, found
 from bootstrap.tools_cli import app
 from node.storage import state_directory
+from protocol.files import keeping
 from protocol.files.keeping import FORMAT, FORMAT_FILE, OWNED
 from protocol.records.identity import Identity
 
@@ -129,10 +130,10 @@ def test_a_full_disk_leaves_nothing_behind(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called("backup", tmp_path / "mine", run)
-    create = backup.create_whole
+    create = keeping.create_whole
 
     def full(path: Path, *parts: bytes) -> None:
-        if path.name == backup.MANIFEST:
+        if path.name == MANIFEST:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         create(path, *parts)
 
