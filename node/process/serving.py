@@ -80,7 +80,9 @@ async def serve(config: NodeConfig, phases: Phases, screen: Screen | None = None
     senses = Senses(limits, torch.device(config.device))
     surroundings = Surroundings(
         transport=transport,
-        compute=lambda stage: ComputeThread(threads_for(config.threads), trace, duty),
+        compute=lambda stage: ComputeThread(
+            threads_for(config.threads), trace, duty, torch.device(config.device)
+        ),
         events=Events(transport.now, lines, phases),
         rng=random.Random(int.from_bytes(identity.public_key[:8], "big") ^ random.getrandbits(64)),
         state=state,
