@@ -24,9 +24,9 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 import torch
 
 import protocol.codecs.kernels
+from node.machine.accelerator import synchronize, use
 from node.machine.duty import Duty
 from node.machine.limits import keep_freed_memory
-from node.model.accelerator import synchronize, use
 from node.model.outer import load_loops
 from node.model.resources import named
 from node.watch.counting import Busy

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import torch
 
-from node.model.accelerator import can_bf16, has_bf16, shares_memory
+from node.machine.accelerator import can_bf16, has_bf16, shares_memory
 from node.model.compilers import compiler_missing
 from node.model.memory_model import (
     MicrobatchBytes,

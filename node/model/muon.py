@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from node.model.accelerator import has_bf16
+from node.machine.accelerator import has_bf16
 from node.model.flat import FlatParameters, Slice
 from protocol.run.manifest import Inner
 

@@ -54,6 +54,12 @@ class HostCopier:
         """Wait until all parts are there."""
 
 
+class MetalCopier(HostCopier):
+    """Copies from an Apple GPU: each part is waited for, so that there are few, of whole tensors mostly."""
+
+    entries = 2**26  # 256 MiB
+
+
 class CudaCopier(HostCopier):
     """Copies a replica's state from a GPU to the host on a stream of its own, while training goes on."""
 
@@ -108,7 +114,9 @@ class CudaCopier(HostCopier):
 
 
 def copier_of(device: torch.device) -> HostCopier:
-    return CudaCopier(device) if device.type == "cuda" else HostCopier()
+    if device.type == "cuda":
+        return CudaCopier(device)
+    return MetalCopier() if device.type == "mps" else HostCopier()
 
 
 class Snapshots:

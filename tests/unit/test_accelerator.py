@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from node.machine import accelerator
+from node.machine.accelerator import has_bf16
 from node.machine.duty import Duty
-from node.model import accelerator, head_loss
-from node.model.accelerator import has_bf16
+from node.model import head_loss
 from node.model.compute import ComputeThread
 from node.model.fragment import Fragment, Weights
 from node.model.head_loss import chunks_of, logits_bytes
