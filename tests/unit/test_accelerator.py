@@ -11,6 +11,7 @@ import torch
 
 from node.machine import accelerator
 from node.machine.accelerator import has_bf16
+from node.machine.devices import DEVICES, DRIVERS_NAMES, peak_of, watts_of
 from node.machine.duty import Duty
 from node.model import head_loss
 from node.model.compute import ComputeThread
@@ -175,3 +176,11 @@ def test_the_mean_and_the_clipping_are_one_pass_over_the_gradients() -> None:
         report = replica.inner_step(2)
     assert passes == ["aten.mul_.Tensor"]
     assert report.gradient_norm == pytest.approx(1.5 * replica.parameters**0.5)
+
+
+def test_devices_of_2026_are_known_by_what_their_drivers_call_them() -> None:
+    assert set(DRIVERS_NAMES.values()) <= DEVICES.keys()
+    assert watts_of("NVIDIA GeForce RTX 5090") == 575
+    assert peak_of("AMD Instinct MI355X") == 2517e12
+    assert peak_of("NVIDIA B200") == 2250e12
+    assert peak_of("NVIDIA GeForce RTX 3080") is None  # of 10 GB or of 12
