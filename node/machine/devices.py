@@ -38,8 +38,8 @@ class Device:
 
 # NVIDIA's data sheets of A100, H100, H200, L40S, L4, A10, RTX A6000 and DGX B200 (an eighth), halved where they count
 # with sparsity; its white papers of GA102, Ada and RTX Blackwell (also PRO) for the 30, 40 and 50 series, by their
-# rows of sums in float32; AMD's data sheets of MI300X and MI355X. Apple publishes no arithmetic of its GPUs. Watts are the
-# boards' limits in the same sheets, without the machine around them. The processor: 8 cores at 3 GHz, 32 float32
+# rows of sums in float32; AMD's data sheets of MI300X and MI355X. Apple publishes none of its GPUs. Watts are
+# the boards' limits in the same sheets, without the machine around them. The processor: 8 cores at 3 GHz, 32 float32
 # operations a cycle each (two AVX2 units), two channels of DDR4-3200, and 65 W, as such desktop processors are sold.
 DEVICES = {
     device.name: device
