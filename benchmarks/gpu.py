@@ -6,7 +6,7 @@
    `four_stages`, and `…_bound_bf16`, `…_bound_int8`: what p2pd could carry here with that codec, by the loop.
 2. Milliseconds of a microbatch of each stage, as benchmarks/stage.py measures it.
 3. Around the microbatch: `outer_step_by_bytes`, its time by that of its bytes at the bandwidth measured;
-   `snapshot_stall_ms`, how long the compute thread stands still for it; `round_blocked_s` between two nodes.
+   `snapshot_stall_ms`, how long the device stands still for one; `round_blocked_s` between two nodes.
 
 Medians over the repeats. Every measurement has a process of its own, which leaves nothing on the device. Without a
 CUDA device it says so; `--device cpu --preset tiny` runs all of it small, on a processor.

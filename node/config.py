@@ -90,7 +90,7 @@ class NodeConfig(BaseModel):
     )
     device: str = Field(
         default="auto",
-        description="Torch device: auto, cpu, cuda:1, …; all, or a list as cuda:0,cuda:1, is one node per device.",
+        description="Torch device: auto, cpu, cuda:1, mps; all, or a list as cuda:0,cuda:1, is one node per device.",
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         default="auto",

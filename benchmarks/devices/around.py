@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from pipelines.chain import Chain
 
+from node.machine.accelerator import synchronize
 from node.model.replica import Replica
 from protocol.run.manifest import Manifest
 
@@ -59,11 +60,16 @@ def around(manifest: Manifest, device: torch.device) -> dict[str, Any]:
 
 
 def stall_of(replica: Replica) -> float:
-    """Seconds of the compute thread for a snapshot, at worst: all is to change as soon as it has begun."""
+    """Seconds of the device for a snapshot, at worst: all is to change as soon as it has begun.
+
+    Work launched from then on waits there for the copy, while the compute thread goes on launching.
+    """
     snapshots, room = replica.snapshots, replica.snapshots.room()
+    synchronize(replica.device)
     began = time.perf_counter()
     snapshots.begin(room)
     snapshots.before_change()
+    synchronize(replica.device)
     stalled = time.perf_counter() - began
     snapshots.landed()
     return stalled

@@ -11,7 +11,7 @@ import time
 import torch
 
 from bootstrap.lab.simulation.learning import text_of
-from node.model.execution import has_bf16
+from node.machine.accelerator import has_bf16
 from node.model.flat import FlatParameters
 from node.model.head_loss import loss_with_gradients, padded, plain_softmax
 from node.model.inner import learning_rate

@@ -121,7 +121,8 @@ def _head_seconds(piece: Manifest, where: torch.device) -> float:
 
 def _passes(piece: Manifest, index: int, where: torch.device) -> Passes:
     """Those of a stage as a node computes it there, with weights that need not be a model's."""
-    from node.model.execution import Execution, has_bf16
+    from node.machine.accelerator import has_bf16
+    from node.model.execution import Execution
     from node.model.flat import FlatParameters
     from node.model.passes import Passes
     from node.model.stage import Stage

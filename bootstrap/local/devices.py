@@ -13,7 +13,7 @@ from protocol.errors import UserError
 def devices_told(setting: str) -> tuple[tuple[str, ...], str]:
     """The devices that `--device` names, which the nodes take in turn, and a sentence about them.
 
-    "auto" is CUDA where there is one. Raises `UserError` for a device that this machine does not have.
+    "auto" is a GPU where there is one. Raises `UserError` for a device that this machine does not have.
     """
     devices = tuple(map(_checked, devices_of(setting)))
     if setting == "auto" and devices == ("cpu",):
@@ -40,4 +40,6 @@ def described(device: str) -> str:
     """Name a device for people: "cuda:0 (NVIDIA H100 80GB HBM3)", "the CPU"."""
     if device == "cpu":
         return "the CPU"
+    if device.startswith("mps"):
+        return f"{device} (an Apple GPU)"
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.startswith("cuda") else device

@@ -36,10 +36,11 @@ class Device:
     timed: Timed | None = None
 
 
-# NVIDIA's data sheets of A100, H100, H200, L40S, L4, A10 and RTX A6000, halved where they count with sparsity, and
-# the white papers of GA102 and Ada for 3090, 4080 and 4090; watts are the boards' limits in the same sheets, without
-# the machine around them. The processor: 8 cores at 3 GHz, 32 float32 operations a cycle each (two AVX2 units), two
-# channels of DDR4-3200, and 65 W, as desktop processors of that size are sold.
+# NVIDIA's data sheets of A100, H100, H200, L40S, L4, A10, RTX A6000 and DGX B200 (an eighth), halved where they count
+# with sparsity; its white papers of GA102, Ada and RTX Blackwell (also PRO) for the 30, 40 and 50 series, by their
+# rows of sums in float32; AMD's data sheets of MI300X and MI355X. Apple publishes none of its GPUs. Watts are
+# the boards' limits in the same sheets, without the machine around them. The processor: 8 cores at 3 GHz, 32 float32
+# operations a cycle each (two AVX2 units), two channels of DDR4-3200, and 65 W, as such desktop processors are sold.
 DEVICES = {
     device.name: device
     for device in (
@@ -51,9 +52,20 @@ DEVICES = {
         Device("l4", 121, 300, 24, 72),
         Device("a10", 125, 600, 24, 150),
         Device("a6000", 155, 768, 48, 300),
+        Device("b200", 2250, 8000, 180, 1000),
+        Device("pro6000", 504, 1792, 96, 600),
+        Device("mi300x", 1307, 5300, 192, 750),
+        Device("mi355x", 2517, 8000, 288, 1400),
+        Device("5090", 209.5, 1792, 32, 575),
+        Device("5080", 112.6, 960, 16, 360),
+        Device("5070ti", 87.9, 896, 16, 300),
+        Device("5070", 61.7, 672, 12, 250),
         Device("4090", 165, 1008, 24, 450),
         Device("4080", 97.5, 717, 16, 320),
+        Device("4070ti", 80.2, 504, 12, 285),
         Device("3090", 71, 936, 24, 350),
+        Device("3080", 59.5, 760, 10, 320),
+        Device("3070", 40.6, 448, 8, 220),
         Device("cpu", 0.77, 51, 32, 65, is_gpu=False),
     )
 }
@@ -66,7 +78,8 @@ def processor_of(gigabytes: float) -> Device:
     return replace(DEVICES["cpu"], name=f"machines of {gigabytes:.3g} GB", memory=FOR_A_NODE * gigabytes)
 
 
-# What drivers call them. Exactly these: an "H100 PCIe" or a part of an A100 is another device, and slower.
+# What drivers call them. Exactly these: an "H100 PCIe" or a part of an A100 is another device, and slower. A 3080 is
+# not here, since its driver calls one of 10 and one of 12 GB, which has more units, the same.
 DRIVERS_NAMES = {
     "NVIDIA A100-SXM4-80GB": "a100",
     "NVIDIA A100 80GB PCIe": "a100",
@@ -78,6 +91,16 @@ DRIVERS_NAMES = {
     "NVIDIA L4": "l4",
     "NVIDIA A10": "a10",
     "NVIDIA RTX A6000": "a6000",
+    "NVIDIA B200": "b200",
+    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "pro6000",
+    "AMD Instinct MI300X": "mi300x",
+    "AMD Instinct MI355X": "mi355x",
+    "NVIDIA GeForce RTX 5090": "5090",
+    "NVIDIA GeForce RTX 5080": "5080",
+    "NVIDIA GeForce RTX 5070 Ti": "5070ti",
+    "NVIDIA GeForce RTX 5070": "5070",
+    "NVIDIA GeForce RTX 4070 Ti": "4070ti",
+    "NVIDIA GeForce RTX 3070": "3070",
     "NVIDIA GeForce RTX 4090": "4090",
     "NVIDIA GeForce RTX 4080": "4080",
     "NVIDIA GeForce RTX 3090": "3090",

@@ -20,6 +20,7 @@ import torch
 
 from node.config import NodeConfig
 from node.data.opening import LOCAL
+from node.machine.accelerator import shares_memory
 from node.machine.limits import Room, host_room
 from node.membership.capacity import Capacities, Peer
 from node.membership.data_source import DataSupply
@@ -180,7 +181,7 @@ class Abilities:
         self._state = state
         self._data = data
         self._device = torch.device(config.device)
-        self._on_host = self._device.type == "cpu"
+        self._on_host = shares_memory(self._device)
         # with a stage of the volunteer's choice it stays there; the baseline DiLoCo has a fixed world
         moves = config.moves and config.stage < 0 and manifest.outer.averages_pairs
         has_text = bool(config.data) or manifest.data.source != LOCAL

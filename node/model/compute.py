@@ -24,6 +24,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 import torch
 
 import protocol.codecs.kernels
+from node.machine.accelerator import synchronize, use
 from node.machine.duty import Duty
 from node.machine.limits import keep_freed_memory
 from node.model.outer import load_loops
@@ -41,6 +42,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+HOST = torch.device("cpu")
 REST_PART = 0.5  # seconds of a rest after which the share is looked at again
 LAST_PASSES = 15  # by which it is known what one takes; the first ones compile, and warm caches
 
@@ -140,8 +142,15 @@ class Compute(abc.ABC):
 class ComputeThread(Compute):
     """Runs the work on a thread of its own."""
 
-    def __init__(self, threads: int, trace: Trace = NO_TRACE, duty: Duty | None = None) -> None:
+    def __init__(
+        self,
+        threads: int,
+        trace: Trace = NO_TRACE,
+        duty: Duty | None = None,
+        device: torch.device = HOST,
+    ) -> None:
         super().__init__(time.monotonic, trace)  # the loop's clock stands still while it waits for events
+        self._device = device
         self.duty = duty or self.duty
         self._ending = threading.Event()
         self._loop = asyncio.get_running_loop()
@@ -181,6 +190,7 @@ class ComputeThread(Compute):
 
     def _work(self) -> None:
         torch.set_num_threads(self._torch_threads)
+        use(self._device)
         keep_freed_memory()
         load_loops()
         protocol.codecs.kernels.load()
@@ -211,8 +221,8 @@ class ComputeThread(Compute):
 
     def _finish_on_device(self) -> None:
         """Wait for a GPU, which computes on while the next piece is launched: what is to rest must end first."""
-        if self.duty.share < 1.0 and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize()
+        if self.duty.share < 1.0:
+            synchronize(self._device)
 
     def _next(self) -> _Job:
         """Take the next job; between two parts of a snapshot a pass that waits, which both would hold up twice."""

@@ -21,11 +21,12 @@ from pathlib import Path
 import psutil
 import torch
 
+from node.machine.accelerator import shares_memory, taken_by_metal
 from node.machine.limits import Room, give_back_freed_memory, size
 from node.model.execution import Execution, ExecutionMode, by_formula, choose, execution_of, modes, usable_on
 from node.model.memory_model import MicrobatchBytes, Precision, memory_of_buffers, memory_of_state, sliced
 from node.model.replica import Replica
-from node.model.resources import is_out_of_memory, room_on, too_little
+from node.model.resources import free_caches, is_out_of_memory, room_on, too_little
 from node.model.stage_work import StageWork
 from node.model.transfer import transfer_for
 from protocol.errors import Refused, ResourceError
@@ -153,7 +154,7 @@ class DryRun:
         """Bytes that are free now, without what rounds, checkpoints and messages will take of them."""
         self._meter.begin()
         room = self._room()
-        if self._replica.device.type != "cpu":
+        if not shares_memory(self._replica.device):
             return room
         later = memory_of_buffers(self._manifest, self._stage).total
         return Room(room.free - later, room.limit, room.source)
@@ -239,7 +240,7 @@ class DryRun:
         candidates = [way for way in allowed if way.least == 1]
         costs = [self._cost(way) or self._formula(way) for way in candidates]
         needed = int(min(cost.peak for cost in costs if cost is not None) / usable_on(self._replica.device))
-        manifest, stage, on_host = self._manifest, self._stage, self._replica.device.type == "cpu"
+        manifest, stage, on_host = self._manifest, self._stage, shares_memory(self._replica.device)
         held = memory_of_state(manifest, stage, self._precision)
         held += memory_of_buffers(manifest, stage).total if on_host else 0
         before = Room(room.free + held, room.limit, room.source)  # as it was when the stage began
@@ -291,6 +292,30 @@ class CudaMeter(MemoryMeter):
         return torch.cuda.max_memory_reserved(self._device) - self._reserved
 
 
+class MetalMeter(MemoryMeter):
+    """Measures an Apple GPU by what Metal holds for this process, which is in no resident size.
+
+    Torch gives nothing of it back before caches are emptied: afterwards it still is what it was at the peak.
+    """
+
+    def __init__(self) -> None:
+        self._before = 0
+        self._reserved = 0
+
+    def begin(self) -> None:
+        torch.mps.synchronize()
+        free_caches()
+        self._before, self._reserved = torch.mps.current_allocated_memory(), taken_by_metal()
+
+    def held(self) -> int:
+        torch.mps.synchronize()
+        return torch.mps.current_allocated_memory() - self._before
+
+    def peak(self) -> int:
+        torch.mps.synchronize()
+        return taken_by_metal() - self._reserved
+
+
 class HostMeter(MemoryMeter):
     """Measures by the resident size of the process, whose peak the kernel keeps; where it does not, by samples of
     it.
@@ -335,7 +360,9 @@ class HostMeter(MemoryMeter):
 
 
 def meter_of(device: torch.device) -> MemoryMeter:
-    return CudaMeter(device) if device.type == "cuda" else HostMeter()
+    if device.type == "cuda":
+        return CudaMeter(device)
+    return MetalMeter() if device.type == "mps" else HostMeter()
 
 
 def _kernel_keeps_peak() -> bool:

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 import torch
 
+from node.machine.accelerator import can_bf16, has_bf16, shares_memory
 from node.model.compilers import compiler_missing
 from node.model.memory_model import (
     MicrobatchBytes,
@@ -96,7 +97,7 @@ def slices_of(sequences: int) -> list[int]:
 
 
 def usable_on(device: torch.device) -> float:
-    return USABLE if device.type == "cpu" else USABLE_OF_GPU
+    return USABLE_OF_GPU if device.type == "cuda" else USABLE
 
 
 def choose(
@@ -145,7 +146,7 @@ def least_activations(
 
 def choose_precision(device: torch.device, wish: str) -> Precision:
     """Choose the precision; "auto": bf16 where the device is faster with it. Raises `UserError` if it has none."""
-    if wish == "bf16" and device.type == "cuda" and not has_bf16(device):
+    if wish == "bf16" and not can_bf16(device):
         raise UserError(f"The device {device} has no bf16. Use --precision fp32, or auto.")
     return "bf16" if wish == "bf16" or (wish == "auto" and has_bf16(device)) else "fp32"
 
@@ -184,7 +185,7 @@ def choose_execution(
     compiles = choose_compilation(device, compile)
     chosen = choose_precision(device, precision)
     room = free_bytes - memory_of_state(manifest, stage, chosen)
-    if device.type == "cpu":
+    if shares_memory(device):
         room -= memory_of_buffers(manifest, stage).total
     allowed = list(modes(manifest, stage, recompute))
     choice = choose(manifest, stage, allowed, by_formula(manifest, stage, chosen), room, usable_on(device))
@@ -193,11 +194,6 @@ def choose_execution(
 
 def execution_of(choice: Choice, precision: Precision, compiles: bool) -> Execution:
     return Execution(precision, choice.way.recomputes, compiles, choice.in_flight, choice.way.at_once)
-
-
-def has_bf16(device: torch.device) -> bool:
-    """Return whether bf16 is faster there than float32: GPUs from compute capability 8.0 on. CPUs do it slowly."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def described(execution: Execution, manifest: Manifest, stage: int) -> str:

@@ -73,6 +73,7 @@ class Fragment:
         self.settings = settings
         # outer steps: in one launch, as a GPU is quickest, or a piece at a time, which stays in a processor's cache
         self.steps_at_once = self.phi.device.type != "cpu"
+        self.compiles = False  # whether the one launch was compiled, or many do it
 
     def __repr__(self) -> str:
         return f"<Fragment of {self.parameters:,} parameters from {self.bounds.start:,} on>"
@@ -149,7 +150,7 @@ class Fragment:
 
     def _step_at_once(self, added: torch.Tensor | None, by_theta: float, by_phi: float) -> None:
         weights = self.settings.alpha, by_theta, by_phi
-        outer_step_at_once(self.phi, self.delta, self.theta, added, weights)
+        outer_step_at_once(self.phi, self.delta, self.theta, added, weights, self.compiles)
 
     @torch.no_grad()
     def _step_in_pieces(self, mean_z: Pieces) -> None:

@@ -117,7 +117,10 @@ def logits_bytes(tokens: int, vocabulary: int, precision: str) -> int:
 
 
 def _chunk_tokens(rows: int, on_host: bool) -> int:
-    return max(LEAST_TOKENS, (LOGITS_ON_HOST if on_host else LOGITS_ON_DEVICE) // rows)
+    tokens = max(LEAST_TOKENS, (LOGITS_ON_HOST if on_host else LOGITS_ON_DEVICE) // rows)
+    return (
+        tokens if on_host else tokens // ALIGNED * ALIGNED
+    )  # whole tiles of tensor cores, and one shape mostly
 
 
 def chunks_of(tokens: int, rows: int, device: torch.device) -> list[slice]:

@@ -120,8 +120,13 @@ def norm_of(gradients: torch.Tensor) -> float:
     norm = float(torch.linalg.vector_norm(gradients))
     if math.isfinite(norm):
         return norm
-    squares = (float(part.double().square().sum()) for part in torch.split(gradients, AT_ONCE))
+    squares = (float(_exact(part).square().sum()) for part in torch.split(gradients, AT_ONCE))
     return math.sqrt(sum(squares))
+
+
+def _exact(values: torch.Tensor) -> torch.Tensor:
+    """The values in float64, on the host where their device has none."""
+    return (values.cpu() if values.device.type == "mps" else values).double()
 
 
 def are_finite(tensors: Iterable[torch.Tensor]) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from node.machine.accelerator import has_bf16
 from node.model.flat import FlatParameters, Slice
 from protocol.run.manifest import Inner
 
@@ -57,7 +58,7 @@ class Muon:
         self._decay = inner.weight_decay
         self._faster = (inner.muon_learning_rate or inner.learning_rate) / inner.learning_rate
         self._scale = LIKE_ADAMW * math.sqrt(max(places[0].shape))
-        self._dtype = torch.bfloat16 if flat.values.is_cuda else torch.float32
+        self._dtype = torch.bfloat16 if has_bf16(flat.values.device) else torch.float32
 
     @torch.no_grad()
     def step(self, rate: float) -> None:

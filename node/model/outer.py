@@ -84,15 +84,21 @@ def outer_step(phi: Tensor, delta: Tensor, mean_z: Tensor, settings: OuterSettin
 
 @torch.no_grad()
 def outer_step_at_once(
-    phi: Tensor, delta: Tensor, theta: Tensor, added: Tensor | None, weights: tuple[float, float, float]
+    phi: Tensor,
+    delta: Tensor,
+    theta: Tensor,
+    added: Tensor | None,
+    weights: tuple[float, float, float],
+    compiles: bool = True,
 ) -> None:
-    """δ ← a·δ + b·θ + c·φ + `added`, then eq. (2) and (3), in place, in one launch where it can be compiled.
+    """δ ← a·δ + b·θ + c·φ + `added`, then eq. (2) and (3), in place, in one launch where it is and can be compiled.
 
     With `added` ½(ẑ_j − ẑ_i), see `Pull`, that is eq. (5) of a pair for (a, b, c) = (α, β, −β), without it of a group
     of one; with the group's mean of z it is for (α, 0, −γ). All are float32 [parameters] on one device; nothing of
     that size is allocated.
     """
-    if (fused := fused_on(phi.device)) is None:
+    fused = fused_on(phi.device) if compiles else None
+    if fused is None:
         _outer_pass_in_place(phi, delta, theta, added, *weights)
         return
     numbers = torch.tensor(weights, device=phi.device)

@@ -111,12 +111,14 @@ class Replica:
         an update of AdamW, whose bias correction must know how many gradients its moments are made of.
         """
         gradients, inner = self.flat.gradients, self.manifest.inner
-        gradients.div_(microbatches)
         rate = learning_rate(inner, self.run_step)
         norm, left_out = self._judged(gradients)
+        norm /= microbatches
+        if not left_out and norm > LARGEST_NORM:
+            left_out = "absurd"
         if not left_out:
-            if norm > inner.clip_norm:
-                gradients.mul_(inner.clip_norm / norm)
+            # the mean, clipped, in one pass
+            gradients.mul_(min(1.0, inner.clip_norm / norm if norm else 1.0) / microbatches)
             self.snapshots.before_change("theta", "first_moment", "second_moment")
             left_out = "" if self.optimizer.update(rate) else "memory"
         self.passes.weights_changed()
@@ -127,7 +129,7 @@ class Replica:
         return StepReport(self.step, norm, rate, left_out)
 
     def _judged(self, gradients: torch.Tensor) -> tuple[float, LeftOut]:
-        """Return the norm of the gradients, and why they are not to be learned from, if they are not."""
+        """Return the norm of the gradients' sum, and why they are not to be learned from, if they are not."""
         if self._void_steps:
             return math.nan, "replaced"
         if self.passes.is_spoiled:
@@ -140,7 +142,7 @@ class Replica:
             return math.nan, "memory"
         if not math.isfinite(norm):
             return norm, "non-finite"
-        return norm, "absurd" if norm > LARGEST_NORM else ""
+        return norm, ""
 
     def forget_gradients(self) -> None:
         """Begin a batch, as if no pass had run."""
@@ -151,8 +153,10 @@ class Replica:
         """Take all the memory that steps and rounds will, in an inner step that changes nothing: before training."""
         self.flat.gradients.zero_()
         self.optimizer.dry_run()
-        if self.whole.steps_at_once:
+        if self.whole.steps_at_once and self.passes.execution.compiles:
             load_fused(self.device, has_fragments=self.fragments != [self.whole])
+            for fragment in {*self.fragments, self.whole}:
+                fragment.compiles = True
         if self.whole.settings.kept_apart:
             lattice.load()
         self.delta.zero_()  # zeros are given by the system when they are first touched

@@ -10,7 +10,8 @@ from typing import ParamSpec, TypeVar
 import psutil
 import torch
 
-from node.machine.limits import Room, give_back_freed_memory, host_room, size
+from node.machine.accelerator import give_back_cached, most_for_metal, taken_by_metal
+from node.machine.limits import Room, give_back_freed_memory, host_room, size, taken
 from node.model.execution import least_activations
 from node.model.memory_model import estimated, least_in_flight, memory_of_buffers, memory_of_state
 from node.model.stage import parameter_count
@@ -59,6 +60,8 @@ def least_memory(manifest: Manifest, stage: int, recompute: str = "auto", on_hos
 
 def memory_of(device: torch.device, processes: int = 1) -> int:
     """Bytes that the device has for the tensors of so many processes together."""
+    if device.type == "mps":
+        return most_for_metal()
     if device.type != "cuda":
         return psutil.virtual_memory().total
     total: int = torch.cuda.get_device_properties(device).total_memory
@@ -67,12 +70,23 @@ def memory_of(device: torch.device, processes: int = 1) -> int:
 
 def room_on(device: torch.device, most: int = 0) -> Room:
     """The free memory of the device, the host's for a processor; `most` bytes are all that the volunteer gives."""
+    if device.type == "mps":
+        return _room_of_metal(most)
     if device.type != "cuda":
         return host_room(most)
     free, total = torch.cuda.mem_get_info(device)
     rooms = [Room(free, total)]
     if most:
         rooms.append(Room(most - torch.cuda.memory_reserved(device), most, "--max-memory"))
+    return min(rooms, key=lambda room: room.free)
+
+
+def _room_of_metal(most: int) -> Room:
+    """The free memory of an Apple GPU, which is the host's: `most` bytes are for Metal and the process together."""
+    limit, by_metal = most_for_metal(), taken_by_metal()
+    rooms = [host_room(), Room(limit - by_metal, limit)]
+    if most:
+        rooms.append(Room(most - taken() - by_metal, most, "--max-memory"))
     return min(rooms, key=lambda room: room.free)
 
 
@@ -219,8 +233,7 @@ def _first_line(error: BaseException) -> str:
 def free_caches() -> None:
     """Give back what is kept for later allocations, here and on a GPU."""
     give_back_freed_memory()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.empty_cache()
+    give_back_cached()
 
 
 def retried(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

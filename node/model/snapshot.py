@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeAlias
 
 import torch
@@ -53,6 +54,12 @@ class HostCopier:
         """Wait until all parts are there."""
 
 
+class MetalCopier(HostCopier):
+    """Copies from an Apple GPU: each part is waited for, so that there are few, of whole tensors mostly."""
+
+    entries = 2**26  # 256 MiB
+
+
 class CudaCopier(HostCopier):
     """Copies a replica's state from a GPU to the host on a stream of its own, while training goes on."""
 
@@ -74,9 +81,16 @@ class CudaCopier(HostCopier):
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         with torch.cuda.device(self._device):
             refused = int(cudart.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, PORTABLE))
-        if not refused:
+        if refused:
+            self._clear_error()
+        else:
             weakref.finalize(tensor, cudart.cudaHostUnregister, tensor.data_ptr()).atexit = False
         return tensor
+
+    def _clear_error(self) -> None:
+        """Have the next launch raise the refusal, which clears it: else training's own next launch would."""
+        with suppress(RuntimeError):
+            torch.zeros(1, device=self._device)
 
     def begin(self) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -100,7 +114,9 @@ class CudaCopier(HostCopier):
 
 
 def copier_of(device: torch.device) -> HostCopier:
-    return CudaCopier(device) if device.type == "cuda" else HostCopier()
+    if device.type == "cuda":
+        return CudaCopier(device)
+    return MetalCopier() if device.type == "mps" else HostCopier()
 
 
 class Snapshots:

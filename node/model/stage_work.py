@@ -139,14 +139,17 @@ class StageWork:
         """A tensor in a peer's bytes, which a GPU makes itself where it has memory for them."""
         if self.transfer.encodes_there:
             try:
-                return _EncodedThere(retried(self._packed, tensor, codec), codec, tensor.shape, what)
+                return _EncodedThere(*retried(self._packed, tensor, codec), codec, tensor.shape, what)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
         return _EncodedHere(self._to_host(tensor, torch_type(codec)), codec, what)
 
-    def _packed(self, tensor: torch.Tensor, codec: str) -> Pending[torch.Tensor]:
-        return self.transfer.to_host(packed(tensor, codec).raw)
+    def _packed(
+        self, tensor: torch.Tensor, codec: str
+    ) -> tuple[Pending[torch.Tensor], Pending[torch.Tensor]]:
+        made = packed(tensor, codec)
+        return self.transfer.to_host(made.raw), self.transfer.to_host(made.flag)
 
     def _answer(self, by_inputs: torch.Tensor | None) -> Pending[Encoded] | None:
         """The gradient that the stage before gets; the first stage has none."""
@@ -171,12 +174,19 @@ class _EncodedHere(Pending[Encoded]):
 class _EncodedThere(Pending[Encoded]):
     """A tensor that the device has encoded. `wait` raises `NonFinite` for what the peer would refuse."""
 
-    def __init__(self, raw: Pending[torch.Tensor], codec: str, shape: torch.Size, what: str) -> None:
-        self._raw, self._codec, self._shape, self._what = raw, codec, shape, what
+    def __init__(
+        self,
+        raw: Pending[torch.Tensor],
+        flag: Pending[torch.Tensor],
+        codec: str,
+        shape: torch.Size,
+        what: str,
+    ) -> None:
+        self._raw, self._flag, self._codec, self._shape, self._what = raw, flag, codec, shape, what
 
     def wait(self) -> Encoded:
         try:
-            return unpacked(self._codec, self._shape, self._raw.wait())
+            return unpacked(self._codec, self._shape, self._raw.wait(), self._flag.wait())
         except NotSendable as refusal:
             raise NonFinite(f"the {self._what}", _overflows(self._codec, refusal.is_nan)) from None
 

@@ -132,7 +132,7 @@ class CudaTransfer(DeviceTransfer):
     def to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Pending[torch.Tensor]:
         made = tensor.detach().to(dtype or tensor.dtype).contiguous()
         host = torch.empty(made.shape, dtype=made.dtype, pin_memory=True)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # else a core spins
         self._down.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._down):
             host.copy_(made, non_blocking=True)

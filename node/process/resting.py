@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 
 import torch
 
+from node.machine.accelerator import give_back_cached
 from node.machine.limits import give_back_freed_memory
 from node.service.node_resources import NodeResources, attempt
 from node.service.service import Service
@@ -24,8 +25,8 @@ SAVE_SECONDS = 600.0  # to disk, when the device is free already and nobody wait
 def release_memory(device: str) -> None:
     """Give back to the system what a stage that was given up had, of the device and of the host."""
     give_back_freed_memory()  # the parts know each other: the collector finds them first
-    if torch.device(device).type == "cuda":
-        torch.cuda.empty_cache()
+    if torch.device(device).type != "cpu":
+        give_back_cached()
 
 
 async def stand_down(

@@ -20,6 +20,7 @@ from node.giving.limit_watch import LimitWatch, Senses
 from node.giving.limits import LIMITS, of_one_node
 from node.giving.line import Line
 from node.giving.policy import VolunteerLimits
+from node.machine.accelerator import has_mps
 from node.machine.checkup import checks_here
 from node.machine.cores import cores
 from node.machine.duty import Duty
@@ -80,7 +81,9 @@ async def serve(config: NodeConfig, phases: Phases, screen: Screen | None = None
     senses = Senses(limits, torch.device(config.device))
     surroundings = Surroundings(
         transport=transport,
-        compute=lambda stage: ComputeThread(threads_for(config.threads), trace, duty),
+        compute=lambda stage: ComputeThread(
+            threads_for(config.threads), trace, duty, torch.device(config.device)
+        ),
         events=Events(transport.now, lines, phases),
         rng=random.Random(int.from_bytes(identity.public_key[:8], "big") ^ random.getrandbits(64)),
         state=state,
@@ -139,12 +142,13 @@ def threads_for(setting: int) -> int:
 
 
 def choose_device(device: str) -> str:
-    """The device with its index, which some of torch's functions ask for; "auto" is CUDA where there is one.
+    """The device with its index, which some of torch's functions ask for; "auto" is a GPU where there is one: CUDA
+    first, then Apple's.
 
     Raises `UserError` for a device that this machine does not have.
     """
     if device == "auto":  # takes no memory: whoever asks may only start nodes
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
+        return "cuda:0" if torch.cuda.is_available() else "mps:0" if has_mps() else "cpu"
     try:
         return str(torch.empty(1, device=device).device)
     except (RuntimeError, AssertionError) as error:
@@ -180,7 +184,7 @@ def devices_of(setting: str) -> list[str]:
     """The devices that `--device` names: "all", or a list as cuda:0,cuda:1. One alone stays as it is."""
     if setting == "all":
         gpus = torch.cuda.device_count()
-        return [f"cuda:{index}" for index in range(gpus)] or ["cpu"]
+        return [f"cuda:{index}" for index in range(gpus)] or [choose_device("auto")]
     devices = [device.strip() for device in setting.split(",")]
     if not all(devices):
         raise UserError(f"--device {setting!r} has an empty name in it. Write it as cuda:0,cuda:1, or all.")

@@ -252,10 +252,11 @@ class OutgoingUpdate:
             return Here(self.encode(part, indices))
         bounds = self._own.bounds_of(indices)
         codec, count = self._codecs[part], bounds.stop - bounds.start
-        raw = self._transfer.to_host(packed(self._exact(part, bounds), codec).raw)
+        made = packed(self._exact(part, bounds), codec)
+        flag, raw = self._transfer.to_host(made.flag), self._transfer.to_host(made.raw)
 
         def arrived() -> list[list[Encoded]]:
-            pieces = unpacked_pieces(codec, count, raw.wait(), self._own.piece_parameters)
+            pieces = unpacked_pieces(codec, count, raw.wait(), flag.wait(), self._own.piece_parameters)
             if codec != LOSSLESS:
                 self._sent.update(
                     {(part, index): piece for index, piece in zip(indices, pieces, strict=True)}

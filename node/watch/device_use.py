@@ -8,6 +8,7 @@ from functools import cache
 import psutil
 import torch
 
+from node.machine.accelerator import taken_by_metal
 from node.machine.devices import peak_of
 
 
@@ -25,6 +26,9 @@ class DeviceUse:
 
 def device_use(device: torch.device, work_per_second: float) -> DeviceUse:
     """`work_per_second` are floating-point operations that a model's tokens ask for, forward and backward."""
+    if device.type == "mps":
+        taken = psutil.Process().memory_info().rss + taken_by_metal()
+        return DeviceUse("an Apple GPU", taken, psutil.virtual_memory().total, None)
     if device.type != "cuda":
         return DeviceUse(device.type, psutil.Process().memory_info().rss, psutil.virtual_memory().total, None)
     name, total = _of_gpu(device)

@@ -1,6 +1,6 @@
 """Tensors in a codec's bytes where they are computed, on a GPU: the bytes alone go up and down, and nobody waits.
 
-`packed` launches what makes the bytes and the one number that tells whether all values can be sent; one copy brings
+`packed` launches what makes the bytes and the one number that tells whether all values can be sent; two copies bring
 both, and `unpacked` looks at them on the host. `decoded_there` is the way back.
 """
 
@@ -18,17 +18,20 @@ from protocol.codecs.codec import FLOATS, Encoded, nbytes_of, quantised_there
 from protocol.codecs.kernels import BLOCK
 from protocol.errors import CodecError
 
-FLAG_BYTES = 4  # before the codec's bytes, which stay aligned: an int32
 SENDABLE, NAN, TOO_LARGE = 1, 0, 2  # NaN is in it; it has none, but what the codec makes of it is not finite
 
 
 @dataclass(frozen=True)
 class Packed:
-    """`raw` uint8 [FLAG_BYTES + bytes of the codec], on the device, once what was launched has run."""
+    """On the device, once what was launched has run: `raw` uint8 [bytes of the codec] and `flag` int32 [1].
+
+    Apart, since pinned memory is given by powers of two, which the bytes often are.
+    """
 
     codec: str
     shape: tuple[int, ...]
     raw: Tensor
+    flag: Tensor
 
 
 @torch.no_grad()
@@ -44,15 +47,19 @@ def packed(tensor: Tensor, codec: str) -> Packed:
     else:
         *parts, is_fine = eden.rotated_there(flat.float(), codec)
     flag = torch.where(is_fine, SENDABLE, torch.where(flat.isnan().any(), NAN, TOO_LARGE)).to(torch.int32)
-    raw = torch.cat([part.view(torch.uint8) for part in (flag.view(1), *parts)])
-    return Packed(codec, tuple(tensor.shape), raw)
+    raw = (
+        torch.cat([part.view(torch.uint8) for part in parts])
+        if len(parts) > 1
+        else parts[0].view(torch.uint8)
+    )
+    return Packed(codec, tuple(tensor.shape), raw, flag.view(1))
 
 
-def unpacked(codec: str, shape: Sequence[int], raw: Tensor) -> Encoded:
+def unpacked(codec: str, shape: Sequence[int], raw: Tensor, flag: Tensor) -> Encoded:
     """The encoded tensor that has arrived of a `Packed`: a view of its `raw` on the host. Raises `NotSendable`."""
-    if (flag := int(raw[:FLAG_BYTES].view(torch.int32))) != SENDABLE:
-        raise NotSendable(codec, is_nan=flag == NAN)
-    return Encoded(codec, tuple(shape), _buffers(codec, math.prod(shape), raw[FLAG_BYTES:]))
+    if (found := int(flag)) != SENDABLE:
+        raise NotSendable(codec, is_nan=found == NAN)
+    return Encoded(codec, tuple(shape), _buffers(codec, math.prod(shape), raw))
 
 
 class NotSendable(CodecError):
@@ -63,11 +70,11 @@ class NotSendable(CodecError):
         self.is_nan = is_nan
 
 
-def unpacked_pieces(codec: str, values: int, raw: Tensor, entries: int) -> list[Encoded]:
+def unpacked_pieces(codec: str, values: int, raw: Tensor, flag: Tensor, entries: int) -> list[Encoded]:
     """Unpacks a one-dimensional tensor of a codec for gossip, in pieces of so many entries, all whole blocks
     but the last. Raises `NotSendable`.
     """
-    whole = unpacked(codec, [values], raw)
+    whole = unpacked(codec, [values], raw, flag)
     cuts = [(start, min(start + entries, values)) for start in range(0, values, entries)]
     return [
         Encoded(codec, (stop - start,), tuple(_part(buffer, start, stop, values) for buffer in whole.buffers))

@@ -9,7 +9,6 @@ import torch
 
 from protocol.codecs.codec import Encoded, as_read, bytes_as_tensor, encode, nbytes_of
 from protocol.codecs.device_codec import (
-    FLAG_BYTES,
     NotSendable,
     decoded_there,
     packed,
@@ -25,6 +24,12 @@ def values(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(5)).exp()
 
 
+def arrived_of(codec: str, tensor: torch.Tensor) -> Encoded:
+    """The tensor as the device encodes it, on the host."""
+    there = packed(tensor, codec)
+    return unpacked(codec, tensor.shape, there.raw, there.flag)
+
+
 def bytes_of(encoded: Encoded) -> bytes:
     return b"".join(encoded.buffers)
 
@@ -34,8 +39,8 @@ def bytes_of(encoded: Encoded) -> bytes:
 def test_the_bytes_are_the_hosts(codec: str, shape: tuple[int, ...]) -> None:
     tensor = values(*shape)
     there = packed(tensor, codec)
-    assert len(there.raw) == FLAG_BYTES + nbytes_of(codec, shape)
-    arrived, here = unpacked(codec, shape, there.raw), encode(tensor, codec)
+    assert len(there.raw) == nbytes_of(codec, shape)  # a power of two is one in pinned memory
+    arrived, here = unpacked(codec, shape, there.raw, there.flag), encode(tensor, codec)
     assert bytes_of(arrived) == bytes_of(here)
     assert (arrived.codec, arrived.shape, arrived.nbytes) == (here.codec, here.shape, here.nbytes)
     assert torch.equal(as_read(arrived), as_read(here))
@@ -55,7 +60,7 @@ def test_they_are_read_there_as_here(codec: str, shape: tuple[int, ...]) -> None
 @pytest.mark.parametrize("codec", ["eden4", "eden2"])
 def test_rotated_blocks_are_read_as_what_was_sent(codec: str) -> None:
     tensor = values(40, 256)
-    arrived = unpacked(codec, tensor.shape, packed(tensor, codec).raw)
+    arrived = arrived_of(codec, tensor)
     error = (as_read(arrived) - tensor).square().sum() / tensor.square().sum()
     assert error < {"eden4": 0.02, "eden2": 0.2}[codec]
 
@@ -65,7 +70,7 @@ def test_rotated_blocks_are_read_as_what_was_sent(codec: str) -> None:
 @pytest.mark.parametrize("size", [1024, 2048, 2047, 2300, 100])
 def test_pieces_of_one_copy_are_those_encoded_one_by_one(codec: str, entries: int, size: int) -> None:
     tensor = values(size)
-    pieces = unpacked_pieces(codec, size, packed(tensor, codec).raw, entries)
+    pieces = unpacked_pieces(codec, size, (made := packed(tensor, codec)).raw, made.flag, entries)
     expected = [encode(part, codec) for part in torch.split(tensor, entries)]
     assert [bytes_of(piece) for piece in pieces] == [bytes_of(piece) for piece in expected]
     assert [piece.shape for piece in pieces] == [piece.shape for piece in expected]
@@ -77,11 +82,11 @@ def test_what_is_not_finite_is_refused_where_it_arrives(codec: str, bad: float, 
     tensor = values(600)
     tensor[300] = bad
     with pytest.raises(NotSendable, match=codec) as refusal:
-        unpacked(codec, [600], packed(tensor, codec).raw)
+        arrived_of(codec, tensor)
     assert refusal.value.is_nan == is_nan
 
 
 def test_what_only_the_codec_makes_infinite_is_no_nan() -> None:
     with pytest.raises(NotSendable) as refusal:
-        unpacked("fp16", [1], packed(torch.tensor([1e6]), "fp16").raw)
+        arrived_of("fp16", torch.tensor([1e6]))
     assert not refusal.value.is_nan

@@ -153,7 +153,8 @@ def on_h100(preset: str, stages: int, stage: int, free: int = H100) -> Execution
 
 @pytest.fixture
 def bf16_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("node.model.execution.has_bf16", lambda _: True)
+    for module in ("machine.accelerator", "model.execution"):
+        monkeypatch.setattr(f"node.{module}.has_bf16", lambda _: True)
 
 
 @pytest.mark.usefixtures("bf16_everywhere")

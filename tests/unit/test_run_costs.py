@@ -151,7 +151,7 @@ def test_no_table_folds_at_eighty_columns(preset: str) -> None:
         ("--preset llama-5m --replicas 2 --uplink 20Mbit", "Fits 4 machines of 4 GB, two replicas a stage, 20"),
         ("--preset llama-125m --device 4090 --replicas 1", "Fits 2 4090s, one replica a stage, 100 Mbit/s up: about"),
         ("--preset llama-6.8b --device cpu,4090", "Does not fit cpu, 4090: more stages, or a smaller model."),
-        ("--preset llama-6.8b --replicas 12", "Fits 48 h200s, 12 replicas a stage"),
+        ("--preset llama-6.8b --replicas 12", "Fits 48 mi355xs, 12 replicas a stage"),
     ],
 )  # fmt: skip
 def test_the_verdict_is_the_first_line(given: str, said: str) -> None:
