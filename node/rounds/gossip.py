@@ -138,7 +138,7 @@ class PairAverager(Averager):
         finding = self._defend(own, exchange.pair.partner, pull)
         if finding is not None and finding.offence is not None:  # little or nothing of the pull is left
             own.lengthen(1.0)
-        replica.finish_round_with(pull.piece, pull.whole, own)
+        replica.finish_round_with(own, pull)
         return statistics.seen(settings, pull.sample, phi, progress, exchange.phi_sample, finding)
 
     def _defend(self, own: Fragment, partner: PeerId, pull: Pull) -> Examination | None:

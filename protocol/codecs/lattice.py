@@ -61,6 +61,11 @@ class LatticePoints:
     def nbytes(self) -> int:
         return nbytes_of(self.bits, self.count)
 
+    def on(self, device: torch.device) -> LatticePoints:
+        """The same points on a device."""
+        moved = (part.to(device) for part in (self.cells, self.checksums, self.remainders))
+        return LatticePoints(self.bits, self.count, *moved)
+
 
 def nbytes_of(bits: int, values: int) -> int:
     """Cells, checksums and remainders of ⌈values/256⌉ blocks."""

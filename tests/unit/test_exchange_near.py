@@ -80,7 +80,7 @@ def test_the_first_exchange_is_in_int8_and_the_next_ones_modulo(monkeypatch: pyt
         codecs = sent_codecs(a, monkeypatch)
         for number in range(3):
             await whole_round(a, b, number)
-        pieces = a.replica.pieces
+        pieces = a.replica.whole.pieces
         assert codecs == ["int8"] * pieces + ["mod3"] * 2 * pieces
         await asyncio.gather(a.close(), b.close())
 
@@ -130,7 +130,7 @@ def test_who_is_far_without_a_sample_is_left_as_it_is_and_met_in_int8_then(
         assert not b.pulls[-1].any()
         await whole_round(a, b, 3)
         assert a.pulls[-1].norm() > 0.3 * before
-        assert codecs[-a.replica.pieces :] == ["int8"] * a.replica.pieces
+        assert codecs[-a.replica.whole.pieces :] == ["int8"] * a.replica.whole.pieces
         await asyncio.gather(a.close(), b.close())
 
     run_swarm(main())

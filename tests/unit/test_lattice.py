@@ -30,9 +30,7 @@ from protocol.codecs.lattice import (
     to_lattice_there,
 )
 from protocol.codecs.near_codecs import SPANNED
-from protocol.codecs.nearby import as_sent as as_sent_near
-from protocol.codecs.nearby import encode_near
-from protocol.codecs.nearby import read_beside as read_near
+from protocol.codecs.nearby import NearPieces, encode_near
 from protocol.errors import CodecError
 
 BITS = sorted(SPANNED)
@@ -217,11 +215,12 @@ def test_several_pieces_in_one_go_are_those_one_by_one(codec: str, last: int) ->
         for part, seed in zip(parts, seeds, strict=True)
     ]
     assert [(e.shape, b"".join(e.buffers)) for e in sent] == [(e.shape, b"".join(e.buffers)) for [e] in alone]
-    whole = as_sent_near(weights, sent, seeds, 1024)
-    one_by_one = [as_sent_near(*each, 1024) for each in zip(parts, alone, [[s] for s in seeds], strict=True)]
-    assert torch.allclose(whole, torch.cat(one_by_one), atol=1e-5)
-    read, is_read = read_near(near, sent, seeds, 1024)
-    apart = [read_near(*each, 1024) for each in zip(own, alone, [[s] for s in seeds], strict=True)]
+    together = NearPieces(sent, seeds, 1024)
+    single = [NearPieces(piece, [seed], 1024) for piece, seed in zip(alone, seeds, strict=True)]
+    one_by_one = [piece.as_sent(part) for piece, part in zip(single, parts, strict=True)]
+    assert torch.allclose(together.as_sent(weights), torch.cat(one_by_one), atol=1e-5)
+    read, is_read = together.read_beside(near)
+    apart = [piece.read_beside(part) for piece, part in zip(single, own, strict=True)]
     assert torch.allclose(read, torch.cat([values for values, _ in apart]), atol=1e-5)
     assert torch.equal(is_read, torch.cat([blocks for _, blocks in apart]))
     assert is_read.tolist().count(False) == 1
