@@ -186,7 +186,7 @@ def test_a_stage_of_one_block_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_pair_of_all_is_judged_by_what_is_known_of_each_fragment() -> None:
-    """Else whoever asks for such pairs would be held against nobody but those who ask for them, too."""
+    """Otherwise a replica that asks for such pairs would be compared with other replicas that ask for them alone."""
 
     async def main() -> None:
         a, b = await two_with_fragments(outer__clip=1.5)
