@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootstrap.creating.init_cli import answered, init
+from bootstrap.creating.init_cli import Private, answered, init
 from bootstrap.creating.invitation import RUN_DIRECTORY
 from bootstrap.creating.invite_cli import delegate, invite, revoke
 from bootstrap.display import OTHER_ADDRESS_FILE, require_places
@@ -91,6 +91,7 @@ def bootstrap(
     tokenizer: RunTokenizer = "",
     end_of_text: EndOfText = "",
     from_checkpoint: FromCheckpoint = None,
+    private: Private = None,
     directory: Annotated[
         Path, Use.WRITE_FOLDER, typer.Option("--state-dir", "--dir", help="For keys and manifest.")
     ] = RUN_DIRECTORY,
@@ -128,7 +129,7 @@ def bootstrap(
         return
     _require_usable(announce or (), dashboard, address_file)
     is_chosen = bool(preset or manifest or from_checkpoint or tokenizer)
-    run = None if is_chosen or join or (directory / MANIFEST_FILE).exists() else _asked()
+    run = None if is_chosen or join or (directory / MANIFEST_FILE).exists() else _asked(private)
     doing("Getting ready to found the run, or to take it up")
     from bootstrap.creating.choosing import RunOptions
     from bootstrap.creating.run import WRITTEN, found, keep_seed_peer
@@ -137,8 +138,9 @@ def bootstrap(
     set_up_logging(verbose)
     try:
         wanted, raw = (None, None) if run is None else (run.manifest, run.tokenizer)
-        if is_chosen:
-            wanted, raw = RunOptions(preset, manifest, tokenizer, end_of_text, from_checkpoint).resolved()
+        if is_chosen or (private is not None and run is None):
+            options = RunOptions(preset, manifest, tokenizer, end_of_text, from_checkpoint, private=private)
+            wanted, raw = options.resolved()
         require_port(host, port)  # after what was typed: a mistake there is one on any machine
         with own(directory, "--state-dir", writes=WRITTEN):
             founded = replace(found(directory, wanted, raw), text="" if run is None else run.text)
@@ -159,12 +161,15 @@ def _rate(text: str, option: str) -> float:
         raise UserError(f"The rate of {option} cannot be used: {error}.") from None
 
 
-def _asked() -> Answered | None:
-    """Ask about a new run on a terminal, before anything large is loaded; None where nobody can answer."""
+def _asked(private: bool | None) -> Answered | None:
+    """Ask about a new run on a terminal, before anything large is loaded; None where nobody can answer.
+
+    Whether it is `private` is not asked where an option says it.
+    """
     if not sys.stdin.isatty():
         return None
     try:
-        return answered({})
+        return answered({} if private is None else {"private": private})
     except NolocoError as error:
         fail(error)
 

@@ -22,7 +22,7 @@ EndOfText = Annotated[str, typer.Option(help="The tokenizer's end-of-text token,
 FromCheckpoint = Annotated[
     str | None,
     Use.CHECKPOINT,
-    typer.Option(help="Hugging Face model to start from: a directory or a hub name."),
+    typer.Option(help="Model to start from: a directory or a hub name."),
 ]
 ModelDirectory = Annotated[
     Path | None, Use.READ_FOLDER, typer.Option(help="Directory of an exported model, instead of --join.")

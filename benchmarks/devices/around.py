@@ -49,7 +49,7 @@ def around(manifest: Manifest, device: torch.device) -> dict[str, Any]:
     """Of the manifest's only stage: milliseconds of an outer step alone, of its bytes, and of a snapshot."""
     replica = Replica(manifest, 0, str(device))
     bytes_ = PASSES_OF_OUTER_STEP * 4 * replica.parameters
-    stepping = seconds_of(replica.finish_round_alone, device)
+    stepping = seconds_of(lambda: replica.finish_round_alone(replica.whole), device)
     return {
         "parameters": replica.parameters,
         "outer_step_ms": 1e3 * stepping,

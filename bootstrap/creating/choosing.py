@@ -58,6 +58,7 @@ class RunOptions:
     from_checkpoint: str | None = None  # whose model and weights to start from: a directory or a hub name
     stages: int | None = None
     steps: int | None = None  # inner ones, which the learning rate follows
+    private: bool | None = None
 
     def resolved(self) -> tuple[Manifest, bytes | None]:
         """The manifest, and its tokenizer.json unless bytes are tokens. All weights of the checkpoint are read.
@@ -118,13 +119,15 @@ class RunOptions:
         return self._adapted(manifest_from(contents))
 
     def _adapted(self, manifest: Manifest) -> Manifest:
-        """The manifest with the number of stages and steps that were asked for, validated again."""
+        """Set what was asked for of stages, steps and access, and validate the manifest again."""
         contents = manifest.model_dump()
         if self.stages is not None:
             contents["stages"] = self.stages
         if self.steps is not None:
             contents["inner"]["total_steps"] = self.steps
             contents["inner"]["warmup_steps"] = min(contents["inner"]["warmup_steps"], self.steps - 1)
+        if self.private is not None:
+            contents["access"]["private"] = self.private
         return manifest_from(contents)
 
 

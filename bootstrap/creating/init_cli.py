@@ -82,6 +82,10 @@ MEANINGS = {
     "limits": "in seconds, where deadlines start before they adapt",
     "limits.record_lifetime": "of a node's record in the DHT",
 }
+Private = Annotated[
+    bool | None,
+    typer.Option("--private/--open", help="Who may join: the invited, or anybody.", show_default=False),
+]
 
 
 def init(
@@ -104,9 +108,7 @@ def init(
     steps: Annotated[int | None, typer.Option(help="Total number of inner steps.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     inner_steps: Annotated[int | None, typer.Option(help="Inner steps between gossip averagings.")] = None,
-    private: Annotated[
-        bool | None, typer.Option("--private/--open", help="Who may join: the invited, or anybody.")
-    ] = None,
+    private: Private = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask any questions.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:

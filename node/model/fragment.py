@@ -9,9 +9,10 @@ Synchronous and single-threaded, as the replica is, whose tensors these are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from functools import partial
+from typing import Protocol, TypeAlias
 
 import torch
 
@@ -25,7 +26,7 @@ EVERYTHING = slice(None)
 PIECES_AT_ONCE = 16  # that are encoded and read in one go where steps are taken so: each launch has its price
 PIECE_PARAMETERS = 2**18  # entries of a state or gossip piece: 1 MiB of float32, a second on a slow uplink
 
-Pieces: TypeAlias = Callable[[int, slice], torch.Tensor]  # of something [parameters]: the n-th, its entries
+PieceOf: TypeAlias = Callable[["Stretch"], torch.Tensor]  # something [parameters], piece by piece
 
 
 def fragments_of(parameters: int, count: int) -> list[slice]:
@@ -45,6 +46,63 @@ class Weights:
     theta: torch.Tensor
     phi: torch.Tensor
     delta: torch.Tensor
+
+
+class PairPull(Protocol):
+    """What a partner pulls a fragment by, ½(ẑ_j − ẑ_i); its user may write over what it is given."""
+
+    def piece(self, piece: Stretch) -> torch.Tensor:
+        """Return it over one piece, on the device of the weights."""
+
+    def whole(self) -> torch.Tensor:
+        """Return all of it, [parameters], for a device that has memory for it."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A piece of a fragment, or several that follow one another: what is encoded, sent and read together.
+
+    φ, Δ and z are computed at each access: θ changes until the round ends.
+    """
+
+    own: Fragment
+    indices: range
+    bounds: slice  # entries of the fragment
+
+    def __len__(self) -> int:
+        """Return the number of entries."""
+        return int(self.bounds.stop - self.bounds.start)
+
+    @property
+    def blocks(self) -> slice:
+        """The blocks of these entries, which begin with one."""
+        return slice(self.bounds.start // BLOCK, -(-self.bounds.stop // BLOCK))
+
+    @property
+    def phi(self) -> torch.Tensor:
+        return self.own.offered_phi(self.bounds)
+
+    @property
+    def progress(self) -> torch.Tensor:
+        return self.own.offered_progress(self.bounds)
+
+    @property
+    def z(self) -> torch.Tensor:
+        return self.own.contribution(self.bounds)
+
+    @property
+    def entries(self) -> int:
+        """The number of entries of each piece but the last."""
+        return PIECE_PARAMETERS
+
+    def in_groups(self, size: int) -> Iterator[Stretch]:
+        """Divide the pieces into groups of `size`, the last of the rest."""
+        for first in range(0, len(self.indices), size):
+            yield self.own.stretch(self.indices[first : first + size])
+
+    def split(self, values: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Split a tensor of these entries into views of its pieces."""
+        return torch.split(values, PIECE_PARAMETERS)
 
 
 class Fragment:
@@ -121,16 +179,13 @@ class Fragment:
         if self.steps_at_once:
             self._step_at_once(mean_z.to(self.device), 0.0, -self.settings.gamma)
         else:
-            self._step_in_pieces(lambda _, bounds: mean_z[bounds])
+            self._step_in_pieces(lambda piece: mean_z[piece.bounds])
 
-    def step_with(self, pull: Pieces, whole: Callable[[], torch.Tensor] | None = None) -> None:
-        """Take the outer step of a pair: own z and pull make its mean, see `Pull`; the pull is written over.
-
-        `whole` gives all of the pull, for a device that has memory for it.
-        """
-        if self.steps_at_once and whole is not None:
+    def step_with(self, pull: PairPull) -> None:
+        """Take the outer step of a pair: its own z and the pull make the mean; the pull is written over."""
+        if self.steps_at_once:
             try:
-                pull_of_all = retried(whole)
+                pull_of_all = retried(pull.whole)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -138,7 +193,7 @@ class Fragment:
                 gain = self.settings.beta
                 self._step_at_once(pull_of_all, gain, -gain)
                 return
-        self._step_in_pieces(lambda index, bounds: self._add_contribution(pull(index, bounds), bounds))
+        self._step_in_pieces(lambda piece: self._add_contribution(pull.piece(piece), piece.bounds))
 
     def step_alone(self) -> None:
         """Take the outer step of a group of one, whose mean is as long as its own progress."""
@@ -146,18 +201,17 @@ class Fragment:
         if self.steps_at_once:
             self._step_at_once(None, self.settings.beta, -self.settings.beta)
         else:
-            self._step_in_pieces(lambda _, bounds: self.contribution(bounds))
+            self._step_in_pieces(lambda piece: piece.z)
 
     def _step_at_once(self, added: torch.Tensor | None, by_theta: float, by_phi: float) -> None:
         weights = self.settings.alpha, by_theta, by_phi
         outer_step_at_once(self.phi, self.delta, self.theta, added, weights, self.compiles)
 
     @torch.no_grad()
-    def _step_in_pieces(self, mean_z: Pieces) -> None:
-        for index in range(self.pieces):  # a piece at a time stays in the cache
-            bounds = self.piece_bounds(index)
-            self._step_piece(lambda index=index, bounds=bounds: mean_z(index, bounds), bounds)  # type: ignore[misc]
-            self.theta[bounds].copy_(self.phi[bounds])
+    def _step_in_pieces(self, mean_z: PieceOf) -> None:
+        for piece in self.all_pieces.in_groups(1):  # a piece at a time stays in the cache
+            self._step_piece(partial(mean_z, piece), piece.bounds)
+            self.theta[piece.bounds].copy_(self.phi[piece.bounds])
 
     def _step_piece(self, mean_z: Callable[[], torch.Tensor], bounds: slice) -> None:
         """Take the outer step over one piece; without memory for the mean, as a group of one, in place."""
@@ -180,9 +234,13 @@ class Fragment:
         return -(-self.parameters // PIECE_PARAMETERS)
 
     @property
-    def piece_parameters(self) -> int:
-        """Entries of a piece but the last."""
-        return PIECE_PARAMETERS
+    def pieces_at_once(self) -> int:
+        """The number of pieces that are encoded and read in one go: on a GPU, several."""
+        return PIECES_AT_ONCE if self.steps_at_once else 1
+
+    @property
+    def all_pieces(self) -> Stretch:
+        return self.stretch(range(self.pieces))
 
     def piece_bounds(self, index: int) -> slice:
         """The entries of a piece. Raises `Refused`."""
@@ -191,11 +249,11 @@ class Fragment:
             raise Refused("no-such-piece", f"this stage has {self.pieces} pieces")
         return slice(start, min(start + PIECE_PARAMETERS, self.parameters))
 
-    def bounds_of(self, indices: Sequence[int]) -> slice:
-        """The entries of pieces that follow one another. Raises `Refused`."""
-        return slice(self.piece_bounds(indices[0]).start, self.piece_bounds(indices[-1]).stop)
+    def piece(self, index: int) -> Stretch:
+        """One piece. Raises `Refused`."""
+        return self.stretch(range(index, index + 1))
 
-    def in_groups(self, indices: Sequence[int]) -> list[Sequence[int]]:
-        """Pieces that follow one another in groups that are worked on together: on a GPU, several."""
-        size = PIECES_AT_ONCE if self.steps_at_once else 1
-        return [indices[first : first + size] for first in range(0, len(indices), size)]
+    def stretch(self, indices: range) -> Stretch:
+        """The pieces of these indices, which follow one another. Raises `Refused`."""
+        first, last = self.piece_bounds(indices[0]), self.piece_bounds(indices[-1])
+        return Stretch(self, indices, slice(first.start, last.stop))

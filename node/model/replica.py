@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from node.model.flat import FlatParameters
-from node.model.fragment import Fragment, Pieces, Weights, fragments_of
+from node.model.fragment import Fragment, PairPull, Weights, fragments_of
 from node.model.inner import (
     LARGEST_NORM,
     InnerOptimizer,
@@ -173,15 +173,13 @@ class Replica:
         """Take the outer step with a group's mean of z, [parameters]. θ starts again from φ."""
         self._finish(lambda: self.whole.step_to(mean_z))
 
-    def finish_round_with(
-        self, pull: Pieces, whole: Callable[[], torch.Tensor] | None = None, fragment: Fragment | None = None
-    ) -> None:
-        """Take the outer step of a pair over a fragment, or over all: see `Fragment.step_with`."""
-        self._finish(lambda: (fragment or self.whole).step_with(pull, whole))
+    def finish_round_with(self, own: Fragment, pull: PairPull) -> None:
+        """Take the outer step of a pair over one of the fragments, or over the whole: see `Fragment.step_with`."""
+        self._finish(lambda: own.step_with(pull))
 
-    def finish_round_alone(self, fragment: Fragment | None = None) -> None:
-        """Take the outer step of a group of one over a fragment, or over all."""
-        self._finish((fragment or self.whole).step_alone)
+    def finish_round_alone(self, own: Fragment) -> None:
+        """Take the outer step of a group of one over one of the fragments, or over the whole."""
+        self._finish(own.step_alone)
 
     def _finish(self, step: Callable[[], None]) -> None:
         self.snapshots.before_change("theta", "phi", "delta")
@@ -196,7 +194,7 @@ class Replica:
         It counts as a round: whoever asks for pieces of one round must not get φ of before and of after it.
         """
         if self.fragments != [self.whole]:
-            self.finish_round_alone()
+            self.finish_round_alone(self.whole)
 
     def lengthen(self, factor: float) -> None:
         """Let the own progress count `factor` times what the run's β says, in each fragment."""
@@ -208,18 +206,9 @@ class Replica:
         self.snapshots.before_change("delta")
         self.delta.zero_()
 
-    def piece_bounds(self, index: int) -> slice:
-        """The entries of a piece of the state. Raises `Refused`."""
-        return self.whole.piece_bounds(index)
-
-    @property
-    def pieces(self) -> int:
-        """The number of pieces of the state."""
-        return self.whole.pieces
-
     def read_piece(self, index: int, moments: bool) -> list[torch.Tensor]:
         """Copies of φ, and with `moments` also δ and AdamW's moments, over one piece. Raises `Refused`."""
-        bounds = self.piece_bounds(index)
+        bounds = self.whole.piece_bounds(index)
         if self.is_blank:
             raise Refused("no-weights", "this replica has no weights yet")
         sources = [self.phi, self.delta, *self.optimizer.moments] if moments else [self.phi]
@@ -229,7 +218,7 @@ class Replica:
 
     def read_saved_piece(self, index: int) -> tuple[StageState, list[torch.Tensor]] | None:
         """A piece of the last snapshot, and whose it is, while φ is still as it was then. From any thread."""
-        return self.snapshots.read(self.round, self.piece_bounds(index))
+        return self.snapshots.read(self.round, self.whole.piece_bounds(index))
 
     def is_finite(self) -> bool:
         """Return whether all that the replica holds is finite; takes a pass over each tensor, and no memory."""
@@ -237,7 +226,7 @@ class Replica:
 
     def write_piece(self, index: int, tensors: list[torch.Tensor]) -> None:
         """Take over a donor's piece; θ starts from its φ."""
-        bounds = self.piece_bounds(index)
+        bounds = self.whole.piece_bounds(index)
         self.snapshots.forget()
         targets = [self.phi, self.delta, *self.optimizer.moments]
         if len(tensors) != len(targets) or any(t.shape != self.phi[bounds].shape for t in tensors):

@@ -100,7 +100,7 @@ class AllReduce(Averager):
         try:
             z = await context.compute.run(Priority.OPTIMIZER, replica.whole.contribution)
         except OutOfMemory:
-            await self._step_without_memory(replica.round)
+            await self._step_without_memory(replica.round, replica.whole)
         else:
             with context.trace.span(Track.ROUND_END, "wait for all replicas"):
                 mean = await self.mean(z)

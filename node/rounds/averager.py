@@ -79,11 +79,8 @@ class Averager(ABC):
     def begin_round(self) -> None:
         """Begin the next round."""
 
-    async def _step_without_memory(self, round_: int, own: Fragment | None = None) -> bool:
-        """Take this round's step alone, for want of memory, and tell so. False if it was taken already.
-
-        `own` is what the round is of; None is all of the replica.
-        """
+    async def _step_without_memory(self, round_: int, own: Fragment) -> bool:
+        """Take this round's step over `own` alone, for want of memory, and warn. False if it was taken already."""
         if self._replica.round != round_:
             return False
         self._context.events.warn(
@@ -151,9 +148,9 @@ class Alone(Averager):
         return f"{self._replica.steps_in_round} of {k} inner steps done"
 
     async def finish(self) -> RoundResult:
-        before = self._replica.round
+        replica, before = self._replica, self._replica.round
         try:
-            await self._context.compute.run(Priority.OPTIMIZER, self._replica.finish_round_alone)
+            await self._context.compute.run(Priority.OPTIMIZER, replica.finish_round_alone, replica.whole)
         except OutOfMemory:
-            await self._step_without_memory(before)
+            await self._step_without_memory(before, replica.whole)
         return RoundResult()

@@ -19,20 +19,20 @@ both leave as it is.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from node.model.fragment import EVERYTHING, Fragment
+from node.model.fragment import EVERYTHING, Fragment, Stretch
 from node.model.outer import OuterSettings
 from node.model.transfer import Deferred, DeviceTransfer, Here, Pending
-from node.rounds.nearness import Nearness
+from node.rounds.nearness import Nearness, Reading
 from protocol.codecs.codec import Encoded, add_scaled, as_read, encode, require_finite
 from protocol.codecs.device_codec import packed, unpacked_pieces
 from protocol.codecs.kernels import BLOCK
 from protocol.codecs.lattice import distance_of
 from protocol.codecs.near_codecs import BITS
-from protocol.codecs.nearby import as_sent, encode_near, read_beside, rounding_of, seed_of
+from protocol.codecs.nearby import NearPieces, encode_near, seeds_of
 from protocol.messages.training import Part
 from protocol.run.manifest import Wire
 
@@ -54,15 +54,6 @@ def sample_stride(parameters: int) -> int:
 def sampled(values: torch.Tensor) -> torch.Tensor:
     """The sample of a tensor [parameters]; a view."""
     return values[:: sample_stride(values.numel())]
-
-
-def blocks_in(bounds: slice) -> slice:
-    """The blocks of these entries, which begin with one."""
-    return slice(bounds.start // BLOCK, -(-bounds.stop // BLOCK))
-
-
-def seeds_of(pair: str, indices: Sequence[int]) -> list[int]:
-    return [seed_of(pair, index) for index in indices]
 
 
 def weights_of(overlap: str, settings: OuterSettings) -> dict[Part, float]:
@@ -102,10 +93,11 @@ class IncomingUpdate:
     Its memory is taken when the first piece comes; it is on the CPU.
     """
 
-    def __init__(self, buffers: TensorPool, weights: Mapping[Part, float], own: Fragment) -> None:
-        """`own` is the same fragment here."""
+    def __init__(self, buffers: TensorPool, weights: Mapping[Part, float], own: Fragment, pair: str) -> None:
+        """`own` is the same fragment here, `pair` the name of the pair."""
         self._buffers = buffers
-        self._parameters = own.parameters
+        self._own = own
+        self._pair = pair
         self._weights = {part: weight / 2 for part, weight in weights.items()}
         self._summed: dict[Part, set[int]] = {part: set() for part in weights}
         self._compressed: dict[Part, dict[int, Encoded]] = {part: {} for part in weights}
@@ -125,13 +117,14 @@ class IncomingUpdate:
     def has(self, part: Part, index: int) -> bool:
         return index in self._summed[part] or index in self._compressed[part]
 
-    def add(self, part: Part, index: int, bounds: slice, values: Encoded) -> None:
-        """Take in piece `index` of a part, the entries of `bounds`. A piece that is there already changes nothing.
+    def add(self, part: Part, index: int, values: Encoded) -> None:
+        """Take in one piece of a part. A piece that is there already changes nothing. Raises `Refused`.
 
         Product and sum are rounded apart, so that the order in which parts come does not show in z.
         """
         if self.has(part, index):
             return
+        bounds = self._own.piece_bounds(index)
         self._missing -= 1
         if values.codec == COMPRESSED or values.codec in BITS:
             self._compressed[part][index] = values
@@ -143,58 +136,60 @@ class IncomingUpdate:
             torch.mul(read, weight, out=target)
         self._summed[part].add(index)
 
-    def read(self, index: int, bounds: slice, target: torch.Tensor) -> None:
-        """Piece `index` of ½z into `target`, once all of its parts are there; that may be the piece of `total`."""
+    def read(self, piece: Stretch, target: torch.Tensor) -> None:
+        """Read one piece of ½z into `target`, once all of its parts are there; that may be the piece of `total`."""
+        [index] = piece.indices
         if not any(index in known for known in self._summed.values()):
             target.zero_()
-        elif target.data_ptr() != self.total[bounds].data_ptr():
-            target.copy_(self.total[bounds])
+        elif target.data_ptr() != self.total[piece.bounds].data_ptr():
+            target.copy_(self.total[piece.bounds])
         for part, weight in self._weights.items():
             if index in self._compressed[part] and index not in self._summed[part]:
                 add_scaled(target, self._compressed[part][index], weight)
 
     @torch.no_grad()
-    def read_beside(
-        self, indices: Sequence[int], own: Fragment, pair: str
-    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Read pieces of z that follow one another beside the own one, whatever they came in; it may be done again.
+    def read_beside_own(self) -> Reading:
+        """Read all of z, which must be there, beside this replica's, whatever it came in; it may be done again.
 
-        Returns, for each of their blocks, how far the two are apart, the codec's rounding not counted, and whether it
-        could not be read; that counts as the own z until it is left out.
+        On the compute thread, while this replica's z is what was sent. A block that could not be read counts as
+        this replica's until it is left out.
         """
-        came = [self._compressed["z"].get(index) for index in indices]
+        own = self._own
+        found = [
+            one for group in own.all_pieces.in_groups(own.pieces_at_once) for one in self._read_beside(group)
+        ]
+        return Reading(torch.cat([one.found for one in found]), torch.cat([one.unread for one in found]))
+
+    def _read_beside(self, pieces: Stretch) -> list[Reading]:
+        came = [self._compressed["z"].get(index) for index in pieces.indices]
         near = [encoded for encoded in came if encoded is not None and encoded.codec in BITS]
         if len(near) == len(came) and len({encoded.codec for encoded in near}) == 1:
-            return [self._read_near(indices, near, own, pair)]
-        if len(indices) > 1:
-            return [found for index in indices for found in self.read_beside([index], own, pair)]
-        z = own.contribution(bounds := own.bounds_of(indices))
-        half = torch.empty(len(z))
-        self.read(indices[0], bounds, half)
+            return [self._read_near(pieces, near)]
+        if len(came) > 1:
+            return [found for piece in pieces.in_groups(1) for found in self._read_beside(piece)]
+        z, half = pieces.z, torch.empty(len(pieces))
+        self.read(pieces, half)
         unread = torch.zeros(-(-len(z) // BLOCK), dtype=torch.bool)
-        return [(distance_of(half.to(z.device), z / 2).cpu() * 2, unread)]
+        return [Reading(distance_of(half.to(z.device), z / 2).cpu() * 2, unread)]
 
-    def _read_near(
-        self, indices: Sequence[int], came: Sequence[Encoded], own: Fragment, pair: str
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        z, seeds = own.contribution(bounds := own.bounds_of(indices)), seeds_of(pair, indices)
-        values, is_read = read_beside(z, came, seeds, own.piece_parameters)
+    def _read_near(self, pieces: Stretch, came: Sequence[Encoded]) -> Reading:
+        z, near = pieces.z, _near(pieces, came, self._pair)
+        values, is_read = near.read_beside(z)
         if not is_read.all():  # a partner that is where this replica was before the round
-            before = own.offered_phi(bounds) * own.settings.gamma
-            others, more = read_beside(before, came, seeds, own.piece_parameters)
+            others, more = near.read_beside(pieces.phi * self._own.settings.gamma)
             more &= ~is_read
             rows = more.repeat_interleave(BLOCK)[: len(z)]
             values, is_read = torch.where(rows, others, values), is_read | more
-        torch.mul(values.cpu(), self._weights["z"], out=self.total[bounds])
-        self._summed["z"].update(indices)
-        apart = (distance_of(values, z).cpu().square() - rounding_of(came).square()).clamp_min(0).sqrt()
-        return apart, ~is_read.cpu()
+        torch.mul(values.cpu(), self._weights["z"], out=self.total[pieces.bounds])
+        self._summed["z"].update(pieces.indices)
+        apart = (distance_of(values, z).cpu().square() - near.rounding.square()).clamp_min(0).sqrt()
+        return Reading(apart, ~is_read.cpu())
 
     @property
     def total(self) -> torch.Tensor:
         """½z [parameters], without what came compressed."""
         if self._sum is None:
-            self._sum = self._buffers.take(self._parameters)
+            self._sum = self._buffers.take(self._own.parameters)
         return self._sum
 
     def give_back(self) -> None:
@@ -232,36 +227,33 @@ class OutgoingUpdate:
         self.allowed = torch.zeros(-(-own.parameters // BLOCK)) if nearness is not None else None
         self._sent: dict[tuple[Part, int], Encoded] = {}
 
-    def pieces(self) -> Iterator[tuple[int, slice]]:
-        for index in range(self._own.pieces):
-            yield index, self._own.piece_bounds(index)
-
-    def encode(self, part: Part, indices: Sequence[int]) -> list[list[Encoded]]:
+    def encode(self, part: Part, pieces: Stretch) -> list[list[Encoded]]:
         """The tensors of the messages that carry these pieces.
 
         They may share memory with φ: send them before the outer step. Raises `CodecError` when the codec cannot
         carry the values.
         """
         if self._codecs[part] in BITS:
-            return [[sent] for group in self._own.in_groups(indices) for sent in self._encode_near(group)]
-        return [self._encode(part, index) for index in indices]
+            groups = pieces.in_groups(self._own.pieces_at_once)
+            return [[sent] for group in groups for sent in self._encode_near(group)]
+        return [self._encode(part, piece) for piece in pieces.in_groups(1)]
 
-    def encode_soon(self, part: Part, indices: Sequence[int]) -> Pending[list[list[Encoded]]]:
-        """Encode pieces that follow one another, as `encode` does. On a GPU all come to the host in one copy."""
+    def encode_soon(self, part: Part, pieces: Stretch) -> Pending[list[list[Encoded]]]:
+        """Encode pieces as `encode` does. On a GPU all come to the host in one copy."""
         if self._codecs[part] in BITS or not self._transfer.encodes_there:
-            return Here(self.encode(part, indices))
-        bounds = self._own.bounds_of(indices)
-        codec, count = self._codecs[part], bounds.stop - bounds.start
-        made = packed(self._exact(part, bounds), codec)
+            return Here(self.encode(part, pieces))
+        codec = self._codecs[part]
+        made = packed(_exact(part, pieces), codec)
         flag, raw = self._transfer.to_host(made.flag), self._transfer.to_host(made.raw)
 
         def arrived() -> list[list[Encoded]]:
-            pieces = unpacked_pieces(codec, count, raw.wait(), flag.wait(), self._own.piece_parameters)
+            sent = unpacked_pieces(codec, len(pieces), raw.wait(), flag.wait(), pieces.entries)
             if codec != LOSSLESS:
-                self._sent.update(
-                    {(part, index): piece for index, piece in zip(indices, pieces, strict=True)}
-                )
-            return [[piece, *self._sample(part, index)] for index, piece in zip(indices, pieces, strict=True)]
+                self._remember(part, pieces, sent)
+            return [
+                [encoded, *self._sample(part, index)]
+                for index, encoded in zip(pieces.indices, sent, strict=True)
+            ]
 
         return self._transfer.hand_over(Deferred(arrived))
 
@@ -276,82 +268,80 @@ class OutgoingUpdate:
         """Every n-th entry of φ."""
         return encode(sampled(self._own.offered_phi(EVERYTHING)), LOSSLESS)
 
-    def add_as_sent(self, index: int, bounds: slice, target: torch.Tensor, factor: float) -> None:
+    def _remember(self, part: Part, pieces: Stretch, sent: Sequence[Encoded]) -> None:
+        self._sent.update(((part, index), one) for index, one in zip(pieces.indices, sent, strict=True))
+
+    def add_as_sent(self, piece: Stretch, target: torch.Tensor, factor: float) -> None:
         """target ← target + factor·ẑ over one piece, ẑ being the own z as the partner reads it.
 
         All of it must have been encoded, and the round's weights still be there.
         """
         if target.device.type == "cpu":
-            self.add_with_losses(index, target, factor)
+            self.add_with_losses(piece, target, factor)
         else:
-            lost = self.add_with_losses(index, torch.zeros(len(target)), factor)
+            lost = self.add_with_losses(piece, torch.zeros(len(target)), factor)
             target.add_(lost.to(target.device))
-        self.add_near([index], target, factor)
-        self.add_without_losses(bounds, target, factor)
+        self.add_near(piece, target, factor)
+        self.add_without_losses(piece, target, factor)
 
-    def add_with_losses(self, index: int, target: torch.Tensor, factor: float) -> torch.Tensor:
-        """Add, on the host, those parts as sent that a codec of one tensor has changed. Returns `target`."""
+    def add_with_losses(self, piece: Stretch, target: torch.Tensor, factor: float) -> torch.Tensor:
+        """Add, on the host, those parts of one piece that a codec of one tensor has changed. Returns `target`."""
+        [index] = piece.indices
         for part, weight in self._weights.items():
             sent = self._sent.get((part, index))
             if sent is not None and sent.codec not in BITS:
                 add_scaled(target, sent, factor * weight)
         return target
 
-    def add_near(self, indices: Sequence[int], target: torch.Tensor, factor: float) -> None:
-        """Add, on the replica's device, pieces as sent that follow one another and went to a near partner."""
-        if any(
-            ("z", index) not in self._sent or self._sent["z", index].codec not in BITS for index in indices
-        ):
-            if len(indices) > 1:
-                for index, rows in zip(indices, torch.split(target, self._own.piece_parameters), strict=True):
-                    self.add_near([index], rows, factor)
-            return
-        z = self._own.contribution(self._own.bounds_of(indices))
-        sent = [self._sent["z", index] for index in indices]
-        read = as_sent(z, sent, seeds_of(self._pair, indices), self._own.piece_parameters)
-        target.add_(read, alpha=factor * self._weights["z"])
+    def add_near(self, pieces: Stretch, target: torch.Tensor, factor: float) -> None:
+        """Add, on the replica's device, those pieces as sent that went to a near partner."""
+        sent = [self._sent.get(("z", index)) for index in pieces.indices]
+        near = [encoded for encoded in sent if encoded is not None and encoded.codec in BITS]
+        if len(near) == len(sent):
+            as_sent = _near(pieces, near, self._pair).as_sent(pieces.z)
+            target.add_(as_sent, alpha=factor * self._weights["z"])
+        elif near:
+            for piece, rows in zip(pieces.in_groups(1), pieces.split(target), strict=True):
+                self.add_near(piece, rows, factor)
 
-    def add_without_losses(self, bounds: slice, target: torch.Tensor, factor: float) -> None:
-        """Add, on the replica's device, those parts that arrive as they are, over any bounds."""
+    def add_without_losses(self, pieces: Stretch, target: torch.Tensor, factor: float) -> None:
+        """Add, on the replica's device, those parts that arrive as they are."""
         for part, weight in self._weights.items():
             if self._codecs[part] == LOSSLESS:
-                target.add_(self._exact(part, bounds), alpha=factor * weight)
+                target.add_(_exact(part, pieces), alpha=factor * weight)
 
     @torch.no_grad()
-    def _encode(self, part: Part, index: int) -> list[Encoded]:
-        bounds = self._own.piece_bounds(index)
-        return [self._encode_piece(part, index, bounds), *self._sample(part, index)]
+    def _encode(self, part: Part, piece: Stretch) -> list[Encoded]:
+        return [self._encode_piece(part, piece), *self._sample(part, piece.indices[0])]
 
-    def _encode_piece(self, part: Part, index: int, bounds: slice) -> Encoded:
-        codec, values = self._codecs[part], self._exact(part, bounds)
+    def _encode_piece(self, part: Part, piece: Stretch) -> Encoded:
+        codec, values = self._codecs[part], _exact(part, piece)
         if codec == LOSSLESS:
             return encode(require_finite(values), codec)
-        encoded = self._sent[part, index] = encode(values, codec)
+        encoded = encode(values, codec)
+        self._remember(part, piece, [encoded])
         if codec != "int8":  # it has refused NaN and infinity already
             require_finite(as_read(encoded))
         return encoded
 
     @torch.no_grad()
-    def _encode_near(self, indices: Sequence[int]) -> list[Encoded]:
-        """These pieces of z, which follow one another, as a near partner can read them; in int8 where none is known
-        to be near.
-        """
+    def _encode_near(self, pieces: Stretch) -> list[Encoded]:
+        """Encode pieces of z as a near partner can read them; in int8 where none is known to be near."""
         assert self._nearness is not None
         assert self.allowed is not None
-        bounds, codec = self._own.bounds_of(indices), self._codecs["z"]
-        blocks, progress = blocks_in(bounds), self._own.offered_progress(bounds)
+        codec, progress = self._codecs["z"], pieces.progress
         moved = distance_of(progress * self._own.settings.beta, torch.zeros_like(progress)).cpu()
-        if indices[0] == 0:
+        if pieces.indices[0] == 0:
             self._look(self._nearness)
-        z = self._own.contribution(bounds)
+        z = pieces.z
         if not self._nearness.is_known:
-            self.allowed[blocks] = moved
-            sent = [encode(piece, COMPRESSED) for piece in torch.split(z, self._own.piece_parameters)]
+            self.allowed[pieces.blocks] = moved
+            sent = [encode(piece, COMPRESSED) for piece in pieces.split(z)]
         else:
-            self.allowed[blocks] = self._nearness.distances(blocks, moved)
-            cells = self._nearness.cells(blocks, moved, codec).to(z.device)
-            sent = encode_near(z, codec, cells, seeds_of(self._pair, indices), self._own.piece_parameters)
-        self._sent.update({("z", index): piece for index, piece in zip(indices, sent, strict=True)})
+            self.allowed[pieces.blocks] = self._nearness.distances(pieces.blocks, moved)
+            cells = self._nearness.cells(pieces.blocks, moved, codec).to(z.device)
+            sent = encode_near(z, codec, cells, seeds_of(self._pair, pieces.indices), pieces.entries)
+        self._remember("z", pieces, sent)
         return sent
 
     def _look(self, nearness: Nearness) -> None:
@@ -360,15 +350,16 @@ class OutgoingUpdate:
             return
         own, settings = self._own, self._own.settings
         phi = sampled(own.offered_phi(EVERYTHING))
-        squares = [own.offered_progress(bounds).square().sum() for _, bounds in self.pieces()]
+        squares = [piece.progress.square().sum() for piece in own.all_pieces.in_groups(1)]
         between = (self.partners_phi.to(phi.device) - phi).square().mean()
         apart, *all_squares = torch.stack([between, *squares]).cpu().tolist()  # a device is waited for once
         moved = settings.beta**2 * sum(all_squares) / own.parameters
         nearness.look((settings.gamma**2 * apart + 2 * moved) ** 0.5)
 
-    def _exact(self, part: Part, bounds: slice) -> torch.Tensor:
-        if part == "phi":
-            return self._own.offered_phi(bounds)
-        if part == "progress":
-            return self._own.offered_progress(bounds)
-        return self._own.contribution(bounds)
+
+def _near(pieces: Stretch, encoded: Sequence[Encoded], pair: str) -> NearPieces:
+    return NearPieces(encoded, seeds_of(pair, pieces.indices), pieces.entries)
+
+
+def _exact(part: Part, pieces: Stretch) -> torch.Tensor:
+    return pieces.phi if part == "phi" else pieces.progress if part == "progress" else pieces.z

@@ -13,7 +13,7 @@ import torch
 from node.context import Context
 from node.links.links import AdaptiveDeadline
 from node.model.compute import Priority
-from node.model.fragment import PIECE_PARAMETERS, PIECES_AT_ONCE, Fragment
+from node.model.fragment import PIECE_PARAMETERS, Fragment, Stretch
 from node.model.replica import Replica
 from node.model.transfer import transfer_for
 from node.rounds.contribution import (
@@ -26,9 +26,9 @@ from node.rounds.contribution import (
 )
 from node.rounds.kin import OtherShape, part_ways
 from node.rounds.meeting import Pair, fragment_named
-from node.rounds.nearness import Nearness
+from node.rounds.nearness import Nearness, Reading
 from node.rounds.pair_exchange import PairExchange
-from node.rounds.unread import Reading, bits_of, read_piece_by_piece, unread_in
+from node.rounds.unread import bits_of, unread_in
 from protocol.codecs.codec import Encoded, as_read, encode, require_finite, require_finite_values
 from protocol.codecs.near_codecs import BITS
 from protocol.errors import MALFORMED, CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
@@ -88,7 +88,7 @@ class Exchanges:
             own = replica.fragment_of(fragment_named(pair.name, len(replica.fragments)))
             nearness, wire = self._nearness_of(own), context.manifest.wire
             outgoing = OutgoingUpdate(own, self._weights, wire, self._transfer, nearness, pair.name)
-            incoming = IncomingUpdate(self._buffers, self._weights, own)
+            incoming = IncomingUpdate(self._buffers, self._weights, own, pair.name)
             exchange = self._exchanges[pair] = PairExchange(pair, own, outgoing, incoming, context.supervisor)
         return exchange
 
@@ -177,7 +177,7 @@ class Exchanges:
     async def _read(self, exchange: PairExchange, nearness: Nearness) -> None:
         """Read what came beside the own weights, and agree with the partner on what stays as it is."""
         reading: Reading = await self._context.compute.run(
-            Priority.OPTIMIZER, read_piece_by_piece, exchange.incoming, exchange.own, exchange.pair.name
+            Priority.OPTIMIZER, exchange.incoming.read_beside_own
         )
         bits = encode(bits_of(reading.unread), "int32")
         exchange.bytes_sent += bits.nbytes
@@ -192,9 +192,7 @@ class Exchanges:
 
     async def _send(self, exchange: PairExchange, part: Part) -> None:
         """Send all pieces of a part, acknowledged. Raises what the sending of one raised."""
-        pieces = range(exchange.own.pieces)
-        size = PIECES_AT_ONCE if exchange.own.steps_at_once else PIECES_PER_JOB
-        jobs = (pieces[first : first + size] for first in range(0, len(pieces), size))
+        jobs = exchange.own.all_pieces.in_groups(max(PIECES_PER_JOB, exchange.own.pieces_at_once))
         await all_of(*(self._work_off(exchange, part, jobs) for _ in range(JOBS_IN_FLIGHT)))
 
     async def _send_sample(self, exchange: PairExchange) -> None:
@@ -204,18 +202,17 @@ class Exchanges:
         sample = await self._context.compute.run(Priority.FORWARD, exchange.outgoing.encode_sample)
         await self._send_bundle(exchange, "sample", 0, [sample])
 
-    async def _work_off(self, exchange: PairExchange, part: Part, jobs: Iterator[Sequence[int]]) -> None:
-        for indices in jobs:
+    async def _work_off(self, exchange: PairExchange, part: Part, jobs: Iterator[Stretch]) -> None:
+        for pieces in jobs:
             # with forward passes, not behind all of them: a busy stage would never send anything
             priority = Priority.OPTIMIZER if exchange.urgent.is_set() else Priority.FORWARD
-            pending = await self._context.compute.run(priority, exchange.outgoing.encode_soon, part, indices)
-            pieces = await pending.result()
-            rest = deque(_bundles(indices, pieces))
+            pending = await self._context.compute.run(priority, exchange.outgoing.encode_soon, part, pieces)
+            rest = deque(_bundles(pieces.indices, await pending.result()))
             while rest and not exchange.urgent.is_set():
                 await self._send_politely(exchange, part, *rest[0])
                 rest.popleft()
             await all_of(*(self._send_bundle(exchange, part, *bundle) for bundle in rest))
-            exchange.pieces_sent += len(indices)
+            exchange.pieces_sent += len(pieces.indices)
 
     async def _send_politely(
         self, exchange: PairExchange, part: Part, index: int, tensors: list[Encoded]
@@ -312,10 +309,9 @@ class Exchanges:
             require_finite_values(tensor)
         for index, piece in pieces.items():
             if not exchange.incoming.has(message.part, index):
-                bounds = exchange.own.piece_bounds(index)
-                exchange.incoming.add(message.part, index, bounds, piece)
+                exchange.incoming.add(message.part, index, piece)
                 if message.part == "phi":
-                    _pick_sample(exchange, bounds, piece)
+                    _pick_sample(exchange, exchange.own.piece_bounds(index), piece)
         if with_sample and exchange.phi_sample is None:
             exchange.phi_sample = as_read(tensors[-1]).to(torch.float32, copy=True)
         if exchange.incoming.is_complete:

@@ -18,6 +18,7 @@ from node.model.resources import named
 from node.rounds.averager import Averager, RoundResult
 from node.rounds.contribution import sampled
 from node.rounds.defence import Examination
+from node.rounds.effect import Effect
 from node.rounds.exchanges import Exchanges
 from node.rounds.gain import Gain
 from node.rounds.kin import Kin, OtherShape, part_ways
@@ -41,7 +42,8 @@ class PairAverager(Averager):
         super().__init__(context, replica)
         self._gain = Gain(context.manifest.outer.gain)
         self._statistics = {
-            own: RoundStatistics(context, replica, own) for own in (replica.whole, *replica.fragments)
+            own: RoundStatistics(context, own, Effect(replica, own))
+            for own in (replica.whole, *replica.fragments)
         }
         self.exchanges = Exchanges(context, replica)
         self._kin = Kin(context, replica)
@@ -138,7 +140,7 @@ class PairAverager(Averager):
         finding = self._defend(own, exchange.pair.partner, pull)
         if finding is not None and finding.offence is not None:  # little or nothing of the pull is left
             own.lengthen(1.0)
-        replica.finish_round_with(pull.piece, pull.whole, own)
+        replica.finish_round_with(own, pull)
         return statistics.seen(settings, pull.sample, phi, progress, exchange.phi_sample, finding)
 
     def _defend(self, own: Fragment, partner: PeerId, pull: Pull) -> Examination | None:
@@ -157,7 +159,7 @@ class PairAverager(Averager):
     def _record(self, own: Fragment, partner: PeerId | None, sample: MeetingSample | None) -> None:
         """Learn from a round of `own`; `partner` is None for one alone."""
         context, replica = self._context, self._replica
-        self._statistics[own].round_ended(partner, sample)
+        self._statistics[own].round_ended(partner, sample, replica.round / len(replica.fragments))
         is_honest = sample is None or sample.finding is None or sample.finding.offence is None
         if partner is not None and sample is not None and is_honest:
             self._gain.met(partner, sample.shared)

@@ -110,7 +110,7 @@ class Pair:
 
 
 def fragment_named(name: str, fragments: int) -> int | None:
-    """Which of so many fragments a pair of this name averages; None is all of them."""
+    """Return the index of the fragment that a pair of this name averages; None where it averages the whole."""
     index = crc32(name.encode()) % (fragments + 1)
     return None if fragments == 1 or index == fragments else index
 

@@ -7,6 +7,8 @@ found to be in each block, how far off this one is in a sample of φ, and how fa
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from protocol.codecs.kernels import BLOCK
@@ -18,6 +20,14 @@ from protocol.codecs.near_codecs import BITS, SPARE
 KEPT = 0.5
 WIDENED = 2.0  # after a block that neither could read
 LOST = 0.5  # of the blocks unread: the stage is somewhere else than it was thought to be
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The outcome of reading a partner's contribution beside this replica's, [blocks]."""
+
+    found: torch.Tensor  # root mean square of a value's difference, the codec's rounding not counted
+    unread: torch.Tensor  # bool
 
 
 class Nearness:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from node.model.fragment import PIECE_PARAMETERS, Fragment
-from node.rounds.contribution import IncomingUpdate, OutgoingUpdate, blocks_in, sample_stride, sampled
+from node.model.fragment import Fragment, Stretch
+from node.rounds.contribution import IncomingUpdate, OutgoingUpdate, sample_stride, sampled
 from protocol.codecs.kernels import BLOCK
 
-AT_ONCE = 2**24  # entries worked on at a time on a GPU: 64 MiB
+PIECES_IN_A_COPY = 64  # to a GPU: 64 MiB
 
 
 class Pull:
@@ -27,21 +27,21 @@ class Pull:
         self._incoming = incoming
         self._own = own
         self._device = own.device
-        self._room = torch.empty(PIECE_PARAMETERS)
+        self._room = torch.empty(own.all_pieces.entries)
         self._values: torch.Tensor | None = None
         self._stride = sample_stride(incoming.total.numel())
         # every n-th value of the pull, filled in as pieces are made
         self.sample = torch.empty_like(sampled(incoming.total), device=own.device)
 
     @torch.no_grad()
-    def piece(self, index: int, bounds: slice) -> torch.Tensor:
-        """Piece `index`, the entries of `bounds`, on the device of the own weights; as `whole` was left, if it was.
+    def piece(self, piece: Stretch) -> torch.Tensor:
+        """Return one piece, on the device of the weights; as `whole` was left, if it was.
 
         Its user may write over it; it lasts until the next one is asked for.
         """
         if self._values is not None:
-            return self._values[bounds]
-        return self._make(index, bounds, self._room[: bounds.stop - bounds.start])
+            return self._values[piece.bounds]
+        return self._make(piece, self._room[: len(piece)])
 
     @torch.no_grad()
     def whole(self) -> torch.Tensor:
@@ -54,8 +54,8 @@ class Pull:
             if self._own.steps_at_once:
                 self._values = self._whole_there(total)
             else:
-                for index, bounds in self._outgoing.pieces():
-                    self._make(index, bounds, total[bounds])
+                for piece in self._own.all_pieces.in_groups(1):
+                    self._make(piece, total[piece.bounds])
                 self._values = total
         return self._values
 
@@ -65,32 +65,34 @@ class Pull:
         Memory is taken there first, so that a failure has changed nothing.
         """
         values = torch.zeros_like(total, device=self._device)
-        large = [slice(start, start + AT_ONCE) for start in range(0, len(values), AT_ONCE)]
-        room = torch.empty(min(AT_ONCE, len(values)), device=self._device)
-        for bounds in large:
-            self._outgoing.add_without_losses(bounds, values[bounds], -0.5)
-        for index, bounds in self._outgoing.pieces():
-            self._incoming.read(index, bounds, total[bounds])
-            self._outgoing.add_with_losses(index, total[bounds], -0.5)
-        for bounds in large:
-            values[bounds].add_(room[: len(total[bounds])].copy_(total[bounds]))
-        for indices in self._own.in_groups(range(self._own.pieces)):
-            self._outgoing.add_near(indices, values[self._own.bounds_of(indices)], -0.5)
-        self._drop_unread(values, slice(0, len(values)))
+        everything = self._own.all_pieces
+        large = list(everything.in_groups(PIECES_IN_A_COPY))
+        room = torch.empty(len(large[0]), device=self._device)
+        for pieces in large:
+            self._outgoing.add_without_losses(pieces, values[pieces.bounds], -0.5)
+        for piece in everything.in_groups(1):
+            self._incoming.read(piece, total[piece.bounds])
+            self._outgoing.add_with_losses(piece, total[piece.bounds], -0.5)
+        for pieces in large:
+            values[pieces.bounds].add_(room[: len(pieces)].copy_(total[pieces.bounds]))
+        for pieces in everything.in_groups(self._own.pieces_at_once):
+            self._outgoing.add_near(pieces, values[pieces.bounds], -0.5)
+        self._drop_unread(values, everything)
         self.sample.copy_(sampled(values))
         return values
 
-    def _make(self, index: int, bounds: slice, room: torch.Tensor) -> torch.Tensor:
+    def _make(self, piece: Stretch, room: torch.Tensor) -> torch.Tensor:
         """Make a piece by subtracting halves: the difference of two finite numbers may not be finite."""
-        self._incoming.read(index, bounds, room)
+        self._incoming.read(piece, room)
         values = room.to(self._device)
-        self._outgoing.add_as_sent(index, bounds, values, -0.5)
-        self._drop_unread(values, bounds)
-        picked, first = values[-bounds.start % self._stride :: self._stride], -(-bounds.start // self._stride)
+        self._outgoing.add_as_sent(piece, values, -0.5)
+        self._drop_unread(values, piece)
+        start, stride = piece.bounds.start, self._stride
+        picked, first = values[-start % stride :: stride], -(-start // stride)
         self.sample[first : first + len(picked)].copy_(picked)
         return values
 
-    def _drop_unread(self, values: torch.Tensor, bounds: slice) -> None:
-        """Set to 0, in the entries of `bounds`, the blocks that one of the two could not read."""
-        if self._unread is not None and (unread := self._unread[blocks_in(bounds)]).any():
+    def _drop_unread(self, values: torch.Tensor, pieces: Stretch) -> None:
+        """Set to 0, in these pieces, the blocks that one of the two could not read."""
+        if self._unread is not None and (unread := self._unread[pieces.blocks]).any():
             values[unread.repeat_interleave(BLOCK)[: len(values)].to(values.device)] = 0

@@ -29,7 +29,6 @@ import torch
 from node.context import Context
 from node.model.fragment import EVERYTHING, Fragment
 from node.model.outer import Matrix, OuterSettings, covariance_recursion, stationary_covariance
-from node.model.replica import Replica
 from node.rounds.defence import Defence, Examination, blocks_of
 from node.rounds.effect import Effect
 from node.rounds.gain import cosine
@@ -54,17 +53,16 @@ class MeetingSample:
 class RoundStatistics:
     """Estimates and predicts the spread of replicas in a fragment, and applies the defence to each exchange of it."""
 
-    def __init__(self, context: Context, replica: Replica, own: Fragment) -> None:
+    def __init__(self, context: Context, own: Fragment, effect: Effect) -> None:
         outer = context.manifest.outer
         self._context = context
         self._elapsed = asyncio.get_running_loop().time  # quarantines outlast a wall clock that is set right
-        self._replica = replica
         self._own = own
         # the last variances over replicas, as a pair showed them and as they were expected
         self._variances: deque[tuple[float, float]] = deque(maxlen=DISTANCES)
         self._model = SpreadModel()
         self._is_settled = False
-        self._effect = Effect(replica, own)
+        self._effect = effect
         self._defence: Defence | None = None
         if outer.clip:
             self._defence = Defence(blocks_of(own.slices, own.bounds), outer.clip, context.view.ledger)
@@ -117,11 +115,14 @@ class RoundStatistics:
         shared = cosine(progress, progress + between)
         return MeetingSample(float(apart.square().mean()), float(between.square().mean()), shared, finding)
 
-    def round_ended(self, peer: PeerId | None, seen: MeetingSample | None) -> None:
-        """Estimate the spread; `peer` is the partner, None in a round alone."""
+    def round_ended(self, peer: PeerId | None, seen: MeetingSample | None, rounds: float) -> None:
+        """Estimate the spread; `peer` is the partner, None in a round alone.
+
+        `rounds` is the mean number of rounds that the fragments of this replica have had.
+        """
         context = self._context
         replicas = round(context.view.replicas(context.stage, context.transport.now()))
-        if not self._model.is_fed and self._replica.round > SETTLED_ROUND * len(self._replica.fragments):
+        if not self._model.is_fed and rounds > SETTLED_ROUND:
             self._is_settled = True
         difference, before = seen.squared_difference if seen is not None else None, self._model.variance
         self.expected_spread = self._model.round_ended(

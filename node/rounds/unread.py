@@ -1,38 +1,16 @@
-"""Reading a contribution beside the own weights, and telling the partner which blocks of it could not be read."""
+"""The message that tells a partner which blocks of its contribution could not be read: a bit for each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-from node.model.fragment import Fragment
-from node.rounds.contribution import IncomingUpdate
 from protocol.codecs.codec import Encoded, as_read
 from protocol.codecs.kernels import BLOCK
 from protocol.errors import CodecError
 
 WORD = 32  # bits of an entry
-
-
-@dataclass(frozen=True)
-class Reading:
-    """The outcome of reading each block, [blocks]."""
-
-    found: torch.Tensor  # how far the partner is away: the root mean square of a value's difference
-    unread: torch.Tensor  # bool
-
-
-@torch.no_grad()
-def read_piece_by_piece(partners: IncomingUpdate, own: Fragment, pair: str) -> Reading:
-    """Read all of the partner's z, which must be there; on the compute thread, while the own z is what was sent."""
-    pieces = [
-        found
-        for group in own.in_groups(range(own.pieces))
-        for found in partners.read_beside(group, own, pair)
-    ]
-    return Reading(torch.cat([found for found, _ in pieces]), torch.cat([unread for _, unread in pieces]))
 
 
 def bits_of(unread: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -20,11 +20,13 @@ from protocol.codecs.near_codecs import BITS
 from protocol.errors import CodecError
 
 CHECKSUM_BYTES = 3
+_OTHER_SHAPE = "a contribution does not have the shape of this stage"
 
 
-def seed_of(pair: str, index: int) -> int:
-    """Seed of the dither for piece `index` of the contributions under a pair's name; both partners have the same."""
-    return int.from_bytes(hashlib.sha256(f"{pair} {index}".encode()).digest()[:4], "little")
+def seeds_of(pair: str, indices: Iterable[int]) -> list[int]:
+    """Seeds of the dither for pieces of the contributions under a pair's name; both partners have the same."""
+    digests = (hashlib.sha256(f"{pair} {index}".encode()).digest() for index in indices)
+    return [int.from_bytes(digest[:4], "little") for digest in digests]
 
 
 def encode_near(flat: Tensor, codec: str, cells: Tensor, seeds: Sequence[int], entries: int) -> list[Encoded]:
@@ -50,43 +52,46 @@ def encode_near(flat: Tensor, codec: str, cells: Tensor, seeds: Sequence[int], e
     ]
 
 
-def as_sent(flat: Tensor, sent: Sequence[Encoded], seeds: Sequence[int], entries: int) -> Tensor:
-    """The values [n] that every receiver able to read a block reads of it; `sent` was made of `flat`, unchanged."""
-    return lattice.as_sent(flat, points_in(sent, flat.device), seeds, entries // BLOCK)
+class NearPieces:
+    """Pieces [n] in one codec for near replicas, as they travelled, with what their dither is drawn from."""
 
+    def __init__(self, pieces: Sequence[Encoded], seeds: Sequence[int], entries: int) -> None:
+        """`seeds` and `entries` are those of `encode_near`. Raises `CodecError` for other sizes."""
+        self._seeds, self._blocks_each = seeds, entries // BLOCK
+        if any(piece.shape != (entries,) for piece in pieces[:-1]):
+            raise CodecError(_OTHER_SHAPE)
+        parts = zip(*map(_parts_of, pieces), strict=True)
+        self._raw = torch.frombuffer(
+            bytearray().join(view for part in parts for view in part), dtype=torch.uint8
+        )
+        self._bits, self._count = BITS[pieces[0].codec], sum(math.prod(piece.shape) for piece in pieces)
+        blocks = sum(-(-math.prod(piece.shape) // BLOCK) for piece in pieces)
+        self._sizes = [blocks, CHECKSUM_BYTES * blocks, len(self._raw) - blocks * (1 + CHECKSUM_BYTES)]
 
-def read_beside(
-    own: Tensor, received: Sequence[Encoded], seeds: Sequence[int], entries: int
-) -> tuple[Tensor, Tensor]:
-    """The values that a receiver that holds `own` [n] reads of these pieces, and whether each block could be read,
-    bool [blocks].
+    def as_sent(self, flat: Tensor) -> Tensor:
+        """The values [n] that every receiver able to read a block reads of it; made of `flat`, unchanged since."""
+        return lattice.as_sent(flat, self._points_on(flat.device), self._seeds, self._blocks_each)
 
-    What is unread has the receiver's own values. Raises `CodecError` for other shapes than that of `own` in pieces.
-    """
-    shapes = [(min(entries, own.numel() - start),) for start in range(0, own.numel(), entries)]
-    if [encoded.shape for encoded in received] != shapes:
-        raise CodecError("a contribution does not have the shape of this stage")
-    return lattice.read_beside(own, points_in(received, own.device), seeds, entries // BLOCK)
+    def read_beside(self, own: Tensor) -> tuple[Tensor, Tensor]:
+        """The values that a receiver that holds `own` [n] reads, and whether each block could be read, bool [blocks].
 
+        What is unread has the receiver's own values. Raises `CodecError` where `own` has another size.
+        """
+        if own.numel() != self._count:
+            raise CodecError(_OTHER_SHAPE)
+        return lattice.read_beside(own, self._points_on(own.device), self._seeds, self._blocks_each)
 
-def rounding_of(received: Sequence[Encoded]) -> Tensor:
-    """The root mean square of what is lost of a value, of each block of these pieces, [blocks]: c/√12."""
-    return lattice.cells_of(points_in(received, torch.device("cpu"))) / math.sqrt(12)
+    @property
+    def rounding(self) -> Tensor:
+        """The root mean square of what is lost of a value, of each block, on the host, [blocks]: c/√12."""
+        return lattice.cells_of(self._points_on(torch.device("cpu"))) / math.sqrt(12)
 
-
-def points_in(pieces: Sequence[Encoded], device: torch.device) -> LatticePoints:
-    """The points that travelled, on a device: pieces in one codec, of which all but the last are whole blocks.
-
-    Raises `CodecError` where bytes are missing or too many.
-    """
-    parts = zip(*map(_parts_of, pieces), strict=True)
-    raw = torch.frombuffer(bytearray().join(view for part in parts for view in part), dtype=torch.uint8)
-    count = sum(math.prod(encoded.shape) for encoded in pieces)
-    blocks = sum(-(-math.prod(encoded.shape) // BLOCK) for encoded in pieces)
-    sizes = [blocks, CHECKSUM_BYTES * blocks, len(raw) - blocks * (1 + CHECKSUM_BYTES)]
-    cells, checksums, remainders = torch.split(lattice.moved(raw, device), sizes)  # all in one copy
-    whole = torch.nn.functional.pad(checksums.view(-1, CHECKSUM_BYTES), (0, 1))
-    return LatticePoints(BITS[pieces[0].codec], count, cells, whole.view(torch.int32).view(-1), remainders)
+    def _points_on(self, device: torch.device) -> LatticePoints:
+        cells, checksums, remainders = torch.split(
+            lattice.moved(self._raw, device), self._sizes
+        )  # all in one copy
+        whole = torch.nn.functional.pad(checksums.view(-1, CHECKSUM_BYTES), (0, 1))
+        return LatticePoints(self._bits, self._count, cells, whole.view(torch.int32).view(-1), remainders)
 
 
 def _parts_of(encoded: Encoded) -> tuple[memoryview, memoryview, memoryview]:

@@ -90,9 +90,9 @@ def test_an_export_that_was_cut_short_goes_on_with_what_is_whole(tmp_path: Path)
 
             return meddle
 
-        pieces = sum(node.replica.pieces for node in nodes)
+        pieces = sum(node.replica.whole.pieces for node in nodes)
         for one in nodes:
-            meddled(one, refuse_after(nodes[0].replica.pieces + 2))
+            meddled(one, refuse_after(nodes[0].replica.whole.pieces + 2))
         with pytest.raises(JoinError, match="the disk burns"):
             await export(observer, ExportOrder(tmp_path))
         assert not (tmp_path / "config.json").exists()
@@ -108,7 +108,7 @@ def test_an_export_that_was_cut_short_goes_on_with_what_is_whole(tmp_path: Path)
             meddled(one, refuse_after(1000))
         await export(observer, ExportOrder(tmp_path), tell=told.append)
         assert (0, 2) in asked
-        assert len(asked) == 1 + nodes[1].replica.pieces - 2
+        assert len(asked) == 1 + nodes[1].replica.whole.pieces - 2
         assert len(set(asked)) == len(asked) < pieces - 5
         assert_exported(tmp_path, [one.replica for one in nodes])
 
@@ -180,7 +180,7 @@ def test_a_piece_that_was_damaged_once_is_fetched_again_and_few_are_under_way(tm
 
         observer.rpc.call_and_read = counted  # type: ignore[method-assign]
         await export(observer, ExportOrder(tmp_path))
-        assert len(damaged) == sum(one.replica.pieces for one in both) > 2 * PIECES_IN_FLIGHT
+        assert len(damaged) == sum(one.replica.whole.pieces for one in both) > 2 * PIECES_IN_FLIGHT
         assert_exported(tmp_path, [one.replica for one in both])
 
     visiting(1, look, inner__total_steps=6)

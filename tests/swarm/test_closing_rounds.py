@@ -92,10 +92,10 @@ def test_momentum_moves_nothing_in_them(stops: bool) -> None:
     """α would carry φ on by what the rounds before had learned, with nobody to correct it."""
     replica = Replica(micro_manifest(outer__alpha=0.5), 1)
     replica.flat.values.add_(0.01)
-    replica.finish_round_alone()
+    replica.finish_round_alone(replica.whole)
     before = replica.phi.clone()
     if stops:
         replica.stop_momentum()
-    replica.finish_round_alone()
+    replica.finish_round_alone(replica.whole)
     assert torch.equal(replica.phi, before) is stops
     assert torch.equal(replica.flat.values, replica.phi)

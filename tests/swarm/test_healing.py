@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
+from node.model.fragment import Fragment, PairPull
 from node.model.replica import Replica
 from node.watch.events import Events, JsonLines
 from protocol.errors import NodeFailed
@@ -117,12 +118,12 @@ def test_without_any_good_copy_the_node_ends_with_a_sentence() -> None:
 
 
 class NeverFinite(Replica):
-    def finish_round_alone(self) -> None:
-        super().finish_round_alone()
+    def finish_round_alone(self, own: Fragment) -> None:
+        super().finish_round_alone(own)
         self.delta[0] = torch.nan
 
-    def finish_round_with(self, *given: Any) -> None:
-        super().finish_round_with(*given)
+    def finish_round_with(self, own: Fragment, pull: PairPull) -> None:
+        super().finish_round_with(own, pull)
         self.delta[0] = torch.nan
 
 

@@ -43,7 +43,7 @@ Lie = Callable[[int, Piece], Piece]
 
 @pytest.fixture(autouse=True)
 def many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("model.fragment", "state.transfer", "rounds.exchanges", "rounds.pull"):
+    for module in ("model.fragment", "state.transfer", "rounds.exchanges"):
         monkeypatch.setattr(f"node.{module}.PIECE_PARAMETERS", 256)
     monkeypatch.setattr("bootstrap.export.fetching.PIECE_PARAMETERS", 256)
     monkeypatch.setattr("bootstrap.export.fetching.PIECE_BYTES", 4 * 256)
@@ -122,7 +122,7 @@ class Arrival:
                 arrival.honest = [
                     {
                         index: swarm.nodes[n].replica.read_piece(index, moments=True)
-                        for index in range(self.pieces)
+                        for index in range(self.whole.pieces)
                     }
                     for n in swarm.nodes
                     if n not in LIARS and n != NEWCOMER

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bootstrap.lab.simulation.swarm import SimulatedSwarm
-from node.model.fragment import Pieces
+from node.model.fragment import Fragment, PairPull
 from node.model.replica import Replica
 from node.process.daemon import Node
 from node.rounds.gossip import PairAverager
@@ -34,6 +34,7 @@ from tests.swarm.micro import (
     true_spread,
     until,
 )
+from tests.unit.two_ends import whole_of
 
 
 @pytest.mark.long
@@ -121,12 +122,9 @@ def test_partners_pull_at_each_other_alike_also_with_a_lossy_codec() -> None:
     def remember(number: int, node: Node) -> None:
         finish = node.replica.finish_round_with
 
-        def finish_and_remember(pull: Pieces, *more: Any) -> None:
-            replica = node.replica
-            pulls[number] = torch.cat(
-                [pull(i, replica.piece_bounds(i)).clone() for i in range(replica.pieces)]
-            )
-            finish(pull, *more)
+        def finish_and_remember(own: Fragment, pull: PairPull) -> None:
+            pulls[number] = whole_of(pull, own)
+            finish(own, pull)
 
         node.replica.finish_round_with = finish_and_remember  # type: ignore[method-assign]
 
@@ -161,10 +159,10 @@ def test_a_proposal_at_the_very_end_of_a_round_is_kept_for_the_next_one() -> Non
 
         finish = node.replica.finish_round_alone
 
-        def finish_while_asked(*own: Any) -> None:
+        def finish_while_asked(own: Fragment) -> None:
             if matchmaker.pair is None:  # nor at the end of a round whose partner did not come
                 ask()
-            finish(*own)
+            finish(own)
 
         def ask() -> None:
             asking.append(asyncio.get_running_loop().create_task(propose(f"p{len(asking)}")))

@@ -77,7 +77,7 @@ def test_an_attacker_goes_on_from_the_honest_mean() -> None:
     made = attacker(Attack("noise", strength=1e6), honest)
     poison = made.whole.contribution()
     assert torch.equal(poison, made.whole.contribution())  # the same for every piece of a round
-    made.finish_round_alone()
+    made.finish_round_alone(made.whole)
     assert torch.equal(made.phi, torch.stack([replica.phi for replica in honest]).mean(0))
     assert torch.equal(made.flat.values, made.phi)
     assert made.round == 1

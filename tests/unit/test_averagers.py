@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from bootstrap.lab.in_memory.memory_network import MemoryNetwork
+from node.model.fragment import Fragment
 from node.model.replica import Replica
 from node.rounds.all_reduce import AllReduce
 from node.rounds.averager import Alone, Averager
@@ -78,11 +77,11 @@ def test_a_step_that_memory_runs_out_in_is_taken_once(method: str, is_late: bool
         end = end_with(method)
         finish, tries = end.replica.finish_round_alone, 0
 
-        def short(*own: Any) -> None:
+        def short(own: Fragment) -> None:
             nonlocal tries
             tries += 1
             if tries > 1 or is_late:
-                finish(*own)
+                finish(own)
             if tries == 1:
                 raise OutOfMemory("none")
 

@@ -240,7 +240,7 @@ def test_whatever_changes_the_weights_the_next_pass_computes_with_them(change: s
         bf16.inner_step(1)
     elif change == "round":
         bf16.phi.add_(0.05)
-        bf16.finish_round_alone()
+        bf16.finish_round_alone(bf16.whole)
     elif change == "restore":
         bf16.restore(changed(copied_state(bf16)))
     elif change == "piece":
@@ -259,7 +259,7 @@ def test_nothing_of_the_padding_or_the_casts_leaves_the_stage(bf16: Replica) -> 
     [plain] = replicas_of(bf16.manifest, Execution())
     loss_of(bf16.passes)
     assert bf16.parameters == plain.parameters
-    assert bf16.pieces == plain.pieces
+    assert bf16.whole.pieces == plain.whole.pieces
     for name, tensor in copied_state(plain).tensors().items():
         same = copied_state(bf16).tensors()[name]
         assert same.dtype == torch.float32

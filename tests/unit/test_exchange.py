@@ -61,16 +61,16 @@ def test_a_step_in_one_launch_is_that_in_pieces(
 ) -> None:
     """With a partner, and then alone."""
     monkeypatch.setattr("node.model.outer.fused_on", lambda _: None)
-    monkeypatch.setattr("node.rounds.pull.AT_ONCE", 3000)
+    monkeypatch.setattr("node.rounds.pull.PIECES_IN_A_COPY", 3)
     results: list[list[torch.Tensor]] = []
 
     async def main(kind: type[Replica]) -> None:
         wire: dict[str, Any] = {"wire__gossip": gossip, "wire__progress": progress}
         a, b = await two_ends(kinds=(kind, kind), outer__overlap=overlap, **wire)
-        assert a.replica.pieces > 2 * PIECES_PER_JOB
+        assert a.replica.whole.pieces > 2 * PIECES_PER_JOB
         await whole_round(a, b, 0)  # in a second one a last digit might be a step of int8
         a.train(7)
-        a.replica.finish_round_alone()
+        a.replica.finish_round_alone(a.replica.whole)
         results.append([a.replica.phi, a.replica.delta, a.replica.flat.values, b.replica.phi])
         assert a.context.counters.spread is not None
         await asyncio.gather(a.close(), b.close())
@@ -196,7 +196,7 @@ def test_the_next_rounds_contribution_may_come_before_this_round_has_ended() -> 
 def test_an_exchange_says_in_a_line_how_far_it_is() -> None:
     async def main() -> None:
         a, b = await two_ends(outer__overlap="phi-early")
-        partner, pieces = b.me[-8:], a.replica.pieces
+        partner, pieces = b.me[-8:], a.replica.whole.pieces
         assert repr(a.averager) == "<PairAverager, round 0: no partner, exchanges under way: 0>"
         agree(a, b)
         exchange = a.averager.exchanges.of(Pair(b.me, "pair"))

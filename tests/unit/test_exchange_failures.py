@@ -119,7 +119,7 @@ def test_after_a_download_the_partner_is_refused_and_the_round_ends_with_the_new
         await a.rounds.abandon()
         donor = Replica(a.replica.manifest, 0)
         donor.phi.mul_(1.5)
-        pieces = {index: donor.read_piece(index, moments=True) for index in range(donor.pieces)}
+        pieces = {index: donor.read_piece(index, moments=True) for index in range(donor.whole.pieces)}
         await a.context.compute.run(Priority.OPTIMIZER, a.replica.adopt, pieces, 9, 3)
         expected = alone(b.replica)
         began = asyncio.get_running_loop().time()

@@ -87,7 +87,7 @@ def test_the_first_exchange_is_in_int8_and_the_next_ones_modulo(monkeypatch: pyt
         codecs = sent_codecs(a, monkeypatch)
         for number in range(3):
             await whole_round(a, b, number)
-        pieces = a.replica.pieces
+        pieces = a.replica.whole.pieces
         assert codecs == ["int8"] * pieces + ["mod3"] * 2 * pieces
         await asyncio.gather(a.close(), b.close())
 
@@ -137,7 +137,7 @@ def test_who_is_far_without_a_sample_is_left_as_it_is_and_met_in_int8_then(
         assert not b.pulls[-1].any()
         await whole_round(a, b, 3)
         assert a.pulls[-1].norm() > 0.3 * before
-        assert codecs[-a.replica.pieces :] == ["int8"] * a.replica.pieces
+        assert codecs[-a.replica.whole.pieces :] == ["int8"] * a.replica.whole.pieces
         await asyncio.gather(a.close(), b.close())
 
     run_swarm(main())
@@ -217,7 +217,7 @@ def test_encoding_on_another_device_waits_twice_for_each_group_of_pieces() -> No
     theta, phi, partners = (1e-2 * torch.randn(20 * PIECE, generator=generator) for _ in range(3))
     settings = OuterSettings(0.5, 0.7, 0.7, kept_apart("mod3"))
 
-    def outgoing(theta: torch.Tensor, phi: torch.Tensor) -> OutgoingUpdate:
+    def outgoing(theta: torch.Tensor, phi: torch.Tensor) -> tuple[OutgoingUpdate, Fragment]:
         weights = Weights(theta, phi, torch.zeros_like(phi))
         own = Fragment(weights, slice(0, len(partners)), [], theta.__getitem__, settings)
         nearness = Nearness(own.parameters)
@@ -226,14 +226,14 @@ def test_encoding_on_another_device_waits_twice_for_each_group_of_pieces() -> No
         transfer = DeviceTransfer(torch.device("cpu"))
         update = OutgoingUpdate(own, {"z": 1.0}, Wire(gossip="mod3"), transfer, nearness, "pair")
         update.partners_phi = sampled(partners)
-        return update
+        return update, own
 
-    here, pieces = outgoing(theta, phi), range(20)
-    expected = here.encode("z", pieces)
+    (here, own) = outgoing(theta, phi)
+    expected = here.encode("z", own.all_pieces)
     assert len(expected) > PIECES_AT_ONCE
     with far_device() as device:
-        there = outgoing(device.holding(theta), device.holding(phi))
-        found = there.encode("z", pieces)
+        there, own = outgoing(device.holding(theta), device.holding(phi))
+        found = there.encode("z", own.all_pieces)
         assert device.waits == 1 + 2 * -(-20 // PIECES_AT_ONCE)
     bytes_of = [b"".join(each.buffers) for piece in found for each in piece]
     same = sum(one == b"".join(each.buffers) for one, [each] in zip(bytes_of, expected, strict=True))

@@ -108,7 +108,6 @@ def receive(end: End, partner: End, pieces: list[tuple[str, int, Encoded]]) -> t
         exchange.receive(exchange.of(pair), message, [piece])
     assert exchange.of(pair).received.is_set()
     partners = exchange.of(pair).incoming
-    for index in range(end.replica.pieces):
-        bounds = end.replica.piece_bounds(index)
-        partners.read(index, bounds, partners.total[bounds])
+    for place in end.replica.whole.all_pieces.in_groups(1):
+        partners.read(place, partners.total[place.bounds])
     return partners.total.clone()

@@ -15,10 +15,10 @@ from bootstrap.creating.run import found
 from bootstrap.found_cli import app
 from node.membership.view import Member
 from node.model.stage import described_parameters
-from protocol.errors import ManifestError
+from protocol.errors import ManifestError, UserError
 from protocol.records.announcement import Announcement, State
 from protocol.records.identity import Identity
-from protocol.run.manifest import PRESETS, load_preset
+from protocol.run.manifest import PRESETS, Manifest, load_preset
 
 
 def test_a_vocabulary_of_which_bytes_would_use_nothing_is_refused_with_the_way_out(tmp_path: Path) -> None:
@@ -168,3 +168,26 @@ def test_the_state_directory_is_also_taken_by_its_former_option(tmp_path: Path) 
         CliRunner().invoke(app, ["invite", name, str(tmp_path / "run")]) for name in ("--state-dir", "--dir")
     ]
     assert answers[0].stdout == answers[1].stdout == f"noloco join {FAR}\n", answers[1].output
+
+
+@pytest.mark.parametrize(("option", "is_private"), [("--private", True), ("--open", False)])
+def test_who_may_join_is_an_option_of_found_as_of_init(
+    option: str, is_private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = list[Manifest]()
+
+    def noted(directory: Path, manifest: Manifest, tokenizer: bytes | None) -> None:
+        wanted.append(manifest)
+        raise UserError("No run is founded here.")
+
+    monkeypatch.setattr(run, "found", noted)
+    other = str(tmp_path / "other.toml")
+    opposite = "--open" if is_private else "--private"
+    assert CliRunner().invoke(app, ["init", other, opposite, "--yes"]).exit_code == 0
+    assert RunOptions(file=Path(other)).resolved()[0].access.private is not is_private
+    for source in ([], ["--preset", "tiny"], ["--manifest", other]):
+        answer = CliRunner().invoke(
+            app, [*source, option, "--port", "0", "--state-dir", str(tmp_path / "run")]
+        )
+        assert "No run is founded here." in answer.output
+    assert [manifest.access.private for manifest in wanted] == [is_private] * 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_a_round_of_a_fragment_sends_its_part_of_the_bytes() -> None:
 
 def test_alone_and_at_the_end_all_of_phi_is_theta() -> None:
     replica = Replica(micro_manifest(outer__fragments=FRAGMENTS, **MEAN), 0)
-    for end in (replica.finish_round_alone, replica.settle):
+    for end in (partial(replica.finish_round_alone, replica.whole), replica.settle):
         replica.flat.values.add_(0.01)
         end()
         assert torch.equal(replica.phi, replica.flat.values)
@@ -185,7 +186,7 @@ def test_a_stage_of_one_block_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_pair_of_all_is_judged_by_what_is_known_of_each_fragment() -> None:
-    """Else whoever asks for such pairs would be held against nobody but those who ask for them, too."""
+    """Otherwise a replica that asks for such pairs would be compared with other replicas that ask for them alone."""
 
     async def main() -> None:
         a, b = await two_with_fragments(outer__clip=1.5)

@@ -97,7 +97,7 @@ def test_a_replica_makes_its_own_progress_longer_and_nothing_else() -> None:
     replica.flat.values.add_(1.0)
     replica.lengthen(1.5)
     assert torch.allclose(replica.whole.contribution() - before, torch.full_like(before, 1.5), atol=1e-5)
-    replica.finish_round_alone()
+    replica.finish_round_alone(replica.whole)
     assert torch.allclose(replica.phi - before, torch.ones_like(before), atol=1e-5)
 
 

@@ -30,9 +30,7 @@ from protocol.codecs.lattice import (
     to_lattice_there,
 )
 from protocol.codecs.near_codecs import SPANNED
-from protocol.codecs.nearby import as_sent as as_sent_near
-from protocol.codecs.nearby import encode_near
-from protocol.codecs.nearby import read_beside as read_near
+from protocol.codecs.nearby import NearPieces, encode_near
 from protocol.errors import CodecError
 from tests.far_device import far_device
 
@@ -218,11 +216,12 @@ def test_several_pieces_in_one_go_are_those_one_by_one(codec: str, last: int) ->
         for part, seed in zip(parts, seeds, strict=True)
     ]
     assert [(e.shape, b"".join(e.buffers)) for e in sent] == [(e.shape, b"".join(e.buffers)) for [e] in alone]
-    whole = as_sent_near(weights, sent, seeds, 1024)
-    one_by_one = [as_sent_near(*each, 1024) for each in zip(parts, alone, [[s] for s in seeds], strict=True)]
-    assert torch.allclose(whole, torch.cat(one_by_one), atol=1e-5)
-    read, is_read = read_near(near, sent, seeds, 1024)
-    apart = [read_near(*each, 1024) for each in zip(own, alone, [[s] for s in seeds], strict=True)]
+    together = NearPieces(sent, seeds, 1024)
+    single = [NearPieces(piece, [seed], 1024) for piece, seed in zip(alone, seeds, strict=True)]
+    one_by_one = [piece.as_sent(part) for piece, part in zip(single, parts, strict=True)]
+    assert torch.allclose(together.as_sent(weights), torch.cat(one_by_one), atol=1e-5)
+    read, is_read = together.read_beside(near)
+    apart = [piece.read_beside(part) for piece, part in zip(single, own, strict=True)]
     assert torch.allclose(read, torch.cat([values for values, _ in apart]), atol=1e-5)
     assert torch.equal(is_read, torch.cat([blocks for _, blocks in apart]))
     assert is_read.tolist().count(False) == 1
@@ -237,15 +236,14 @@ def test_another_device_is_waited_for_once_and_has_the_same_bytes(codec: str) ->
     near[1024 : 1024 + BLOCK] += 9  # not read
     cells = torch.full((-(-len(weights) // BLOCK),), 0.25)
     here = encode_near(weights, codec, cells, seeds, each)
-    sent, (read, is_read) = as_sent_near(weights, here, seeds, each), read_near(near, here, seeds, each)
+    travelled = NearPieces(here, seeds, each)
+    sent, (read, is_read) = travelled.as_sent(weights), travelled.read_beside(near)
     with far_device() as device:
         far, far_near, far_cells = map(device.holding, (weights, near, cells))
         there = encode_near(far, codec, far_cells, seeds, each)
         assert (device.waits, device.launches) == (1, pytest.approx(40, abs=5))
-        far_sent, (far_read, far_is_read) = (
-            as_sent_near(far, there, seeds, each),
-            read_near(far_near, there, seeds, each),
-        )
+        travelled = NearPieces(there, seeds, each)
+        far_sent, (far_read, far_is_read) = travelled.as_sent(far), travelled.read_beside(far_near)
         assert device.waits == 1
         assert device.launches < 100
         found = [tensor.cpu() for tensor in (far_sent, far_read, far_is_read)]

@@ -150,7 +150,7 @@ def test_a_round_alone_is_the_outer_step_with_own_progress() -> None:
         for seed in range(3):
             train_step([replica], seed)
         theta = replica.flat.values.clone()
-        replica.finish_round_alone()
+        replica.finish_round_alone(replica.whole)
         outer_step(phi, delta, contribution(theta, phi, settings), settings)
         assert torch.equal(replica.phi, phi)
         assert torch.equal(replica.delta, delta)
@@ -163,7 +163,7 @@ def test_without_momentum_a_round_alone_moves_by_beta_of_the_progress() -> None:
     start = replica.phi.clone()
     train_step([replica], 0)
     progress = replica.flat.values - start
-    replica.finish_round_alone()
+    replica.finish_round_alone(replica.whole)
     assert torch.allclose(replica.phi, start + 0.7 * progress, atol=1e-7)
 
 
@@ -172,7 +172,7 @@ def test_a_pair_with_the_same_mean_comes_nearer() -> None:
     for number, replica in enumerate(pair):
         for seed in range(3):
             train_step([replica], 10 * number + seed)
-        replica.finish_round_alone()  # alone: they drift apart
+        replica.finish_round_alone(replica.whole)  # alone: they drift apart
     apart = (pair[0].phi - pair[1].phi).norm()
     for _ in range(6):
         mean = torch.stack([replica.whole.contribution() for replica in pair]).mean(0)
@@ -193,7 +193,7 @@ def test_evaluation_uses_the_slow_weights_and_changes_nothing() -> None:
     assert torch.equal(replica.passes.evaluate(tokens), at_start)  # θ has moved, φ has not
     assert not torch.equal(replica.stage(tokens).detach(), at_start)
     assert torch.equal(replica.flat.gradients, before)
-    replica.finish_round_alone()
+    replica.finish_round_alone(replica.whole)
     assert not torch.equal(replica.passes.evaluate(tokens), at_start)
     assert torch.equal(replica.passes.evaluate(tokens), replica.stage(tokens).detach())
 

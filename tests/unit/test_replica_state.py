@@ -26,7 +26,7 @@ def trained(stages: int = 1, index: int = 0) -> Replica:
     for seed in range(3):
         train_step(replicas, seed)
     for replica in replicas:
-        replica.finish_round_alone()
+        replica.finish_round_alone(replica.whole)
     train_step(replicas, 3)
     return replicas[index]
 
@@ -47,7 +47,7 @@ def test_a_restored_replica_goes_on_as_the_other_would_have() -> None:
     for seed in range(4, 8):
         assert train_step([restored], seed) == train_step([original], seed)
     for replica in (original, restored):
-        replica.finish_round_alone()
+        replica.finish_round_alone(replica.whole)
         train_step([replica], 9)
     assert_same_state(copied_state(restored), copied_state(original))
 
@@ -76,7 +76,7 @@ def test_weights_that_are_not_finite_are_given_to_nobody(poison: float) -> None:
             replica.whole, {"z": 1.0}, replica.manifest.wire.model_copy(update=wire), transfer_for(CPU)
         )
         with pytest.raises(CodecError):
-            offer.encode("z", [0])
+            offer.encode("z", replica.whole.piece(0))
 
 
 def test_a_dropped_step_is_no_update_of_adamw_also_after_a_restore() -> None:
@@ -97,7 +97,7 @@ def test_gradients_of_the_state_before_do_not_move_an_adopted_one() -> None:
     """Nor do those of microbatches that had run forward when it came: their batch is left out."""
     [replica], donor = replicas_of(manifest_cut(1)), trained()
     carry([replica], *batch(replica.manifest, 0))
-    pieces = {index: donor.read_piece(index, moments=True) for index in range(donor.pieces)}
+    pieces = {index: donor.read_piece(index, moments=True) for index in range(donor.whole.pieces)}
     replica.adopt(pieces, donor.step, donor.round)
     assert not replica.flat.gradients.any()
     carry([replica], *batch(replica.manifest, 1))
@@ -144,7 +144,7 @@ def test_a_download_in_pieces_gives_the_donors_state_from_its_slow_weights(
     monkeypatch.setattr(node.model.fragment, "PIECE_PARAMETERS", 1000)
     donor = trained()
     joiner = Replica(donor.manifest, 0)
-    pieces = {index: donor.read_piece(index, moments=True) for index in range(donor.pieces)}
+    pieces = {index: donor.read_piece(index, moments=True) for index in range(donor.whole.pieces)}
     assert sum(tensors[0].numel() for tensors in pieces.values()) == donor.parameters
     joiner.adopt(pieces, donor.step, donor.round)
     expected = replace(copied_state(donor), theta=donor.phi, steps_in_round=0)
@@ -158,7 +158,7 @@ def test_a_download_in_pieces_gives_the_donors_state_from_its_slow_weights(
 def test_a_piece_beyond_the_end_is_refused() -> None:
     replica = trained()
     with pytest.raises(Refused, match="pieces"):
-        replica.read_piece(replica.pieces, moments=False)
+        replica.read_piece(replica.whole.pieces, moments=False)
     assert replica.read_piece(0, moments=False)[0].shape == (min(replica.parameters, 2**18),)
     assert len(replica.read_piece(0, moments=False)) == 1
 

@@ -74,7 +74,7 @@ def test_steps_and_rounds_go_on_and_the_copy_is_of_the_instant(
             replica.snapshots.advance(0.5, clock)
         train_step([replica], seed)
         if seed == 2:
-            replica.finish_round_alone()
+            replica.finish_round_alone(replica.whole)
     assert replica.snapshots.advance(math.inf, clock)
     assert_same_state(replica.snapshots.landed(), expected)
     assert (replica.step, replica.round) == (5, 1)
@@ -139,7 +139,7 @@ def test_donors_read_the_last_one_while_the_slow_weights_are_the_same() -> None:
     assert (state.step, state.round) == (1, 0)
     assert all(torch.equal(one, other) for one, other in zip(tensors, told, strict=True))
     assert torch.equal(tensors[0], replica.phi[: len(tensors[0])])
-    replica.finish_round_alone()
+    replica.finish_round_alone(replica.whole)
     assert replica.read_saved_piece(0) is None
 
 

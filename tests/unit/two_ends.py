@@ -14,7 +14,7 @@ from bootstrap.lab.in_memory.memory_link import Link
 from bootstrap.lab.in_memory.memory_network import MemoryNetwork
 from node.context import Context
 from node.model.compute import InlineCompute
-from node.model.fragment import Fragment, Pieces
+from node.model.fragment import Fragment, PairPull
 from node.model.outer import contribution, outer_step
 from node.model.replica import Replica
 from node.rounds.gossip import PairAverager
@@ -67,8 +67,8 @@ class Agreed:
         pass
 
 
-def whole_of(pieces: Pieces, own: Fragment | Replica) -> torch.Tensor:
-    return torch.cat([pieces(index, own.piece_bounds(index)).clone() for index in range(own.pieces)])
+def whole_of(pull: PairPull, own: Fragment) -> torch.Tensor:
+    return torch.cat([pull.piece(piece).clone() for piece in own.all_pieces.in_groups(1)])
 
 
 class End:
@@ -93,9 +93,9 @@ class End:
         assert isinstance(averager, PairAverager)
         return averager
 
-    def _remember(self, pull: Pieces, whole: Callable[[], torch.Tensor], own: Fragment) -> None:
+    def _remember(self, own: Fragment, pull: PairPull) -> None:
         self.pulls.append(whole_of(pull, own))
-        self._finish(pull, whole, own)
+        self._finish(own, pull)
 
     async def start(self) -> None:
         await self.transport.start()
