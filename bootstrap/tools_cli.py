@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bootstrap.checking.manifest_cli import app as manifest_tools
-from bootstrap.creating.backup_cli import backup, restore
+from bootstrap.creating.backup_cli import backup
 from bootstrap.creating.init_cli import init
 from bootstrap.creating.invite_cli import delegate, invite, revoke
 from bootstrap.creating.tokenizer_cli import tokenizer
@@ -37,7 +37,7 @@ COMMANDS: dict[str, Commands] = {  # as help lists them
     "Take part": {"join": join, "node": node_orders, "doctor": doctor},
     "Found": {
         "found": founding, "init": init, "tokenizer": tokenizer, "manifest": manifest_tools, "invite": invite,
-        "delegate": delegate, "revoke": revoke, "backup": backup, "restore": restore,
+        "delegate": delegate, "revoke": revoke, "backup": backup,
         "plan": command_from_lab("placement.plan_cli:plan"),
     },
     "Watch": {
@@ -80,7 +80,7 @@ for _name, _command in PROGRAMS.items():
 
 @app.callback()
 def noloco(version: Version = False) -> None:
-    """Train a model together with others: try it here, join a run or found one, watch it, take the model out.
+    """Train a model together with others: join a run, found or watch one.
 
     Example: noloco help join
     """

@@ -51,7 +51,7 @@ def check(
     preset: Annotated[str | None, typer.Option(help=f"One of: {', '.join(PRESETS)}.")] = None,
     replicas: Annotated[int, typer.Option(min=1, max=1_000_000, help="Replicas per stage.")] = 8,
     mbit: Annotated[float, typer.Option(min=0.001, help="A volunteer's link in Mbit/s, each way.")] = 100.0,
-    uplink: Annotated[str, typer.Option(help="What a volunteer can send, as 40Mbit; default: --mbit.")] = "",
+    uplink: Annotated[str, typer.Option(help="What one can send, as 40Mbit; default: --mbit.")] = "",
     downlink: Annotated[str, typer.Option(help="What a volunteer can receive; default: --mbit.")] = "",
     latency_ms: Annotated[float, typer.Option(min=0, help="One-way latency in milliseconds.")] = 50.0,
     device: Annotated[

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from bootstrap.creating.run import MANIFEST, REVOKED, SEED_CREDENTIAL, SEED_KEY
 from bootstrap.creating.visit_token import RUN_KEY, VISIT_TOKEN
+from bootstrap.display import writing
 from protocol.errors import LaterVersion, ManifestError, StateError
 from protocol.files.installation import upgrade_line
 from protocol.files.keeping import FORMAT, advice_for, create_whole, own, require_format
@@ -124,20 +125,17 @@ def restore(backup: Backup, directory: Path) -> None:
             f"{directory} has a {taken[0]} already, which stays. Choose another --state-dir, or move it away."
         )
     written = list[Path]()
-    lock = own(directory, "--state-dir", is_private=True)
-    try:
-        for name in KEPT:
-            path = directory / name
-            if name in backup.files:
-                create_whole(path, backup.files[name])
-                written.append(path)
-    except OSError as error:
-        for path in written:
-            with suppress(OSError):
-                path.unlink()
-        raise StateError(f"Cannot write into {directory} ({error.strerror}). {advice_for(error)}.") from None
-    finally:
-        lock.release()
+    with writing(directory, "Choose another --state-dir."), own(directory, "--state-dir", is_private=True):
+        try:
+            for name in KEPT:
+                if name in backup.files:
+                    create_whole(directory / name, backup.files[name])
+                    written.append(directory / name)
+        except OSError:
+            for path in written:
+                with suppress(OSError):
+                    path.unlink()
+            raise
 
 
 def _run_of(files: Mapping[str, bytes], where: str) -> str:

@@ -1,4 +1,4 @@
-"""`noloco backup` and `restore`: a directory's keys and settings in one file under a passphrase, and back."""
+"""`noloco backup`: a directory's keys and settings in one file under a passphrase, and back."""
 
 from __future__ import annotations
 
@@ -17,67 +17,57 @@ from protocol.errors import NolocoError, UserError
 from protocol.files.keeping import FOR_ITS_OWNER
 
 ADVICE = "Choose another file."
-PassphraseFile = Annotated[
-    Path | None,
-    Use.READ_FILE,
-    typer.Option(
-        help="Take the passphrase from this file's first line instead of asking.", show_default=False
-    ),
-]
 
 
 def backup(
-    file: Annotated[Path, Use.WRITE_FILE, typer.Argument(help="File to write.")],
+    file: Annotated[Path, Use.WRITE_FILE, typer.Argument(help="File to write; with --restore, to read.")],
     directory: Annotated[
-        Path, Use.READ_FOLDER, typer.Option("--state-dir", help="A run's directory, or a node's.")
+        Path, Use.WRITE_FOLDER, typer.Option("--state-dir", help="A run's directory, or a node's.")
     ] = RUN_DIRECTORY,
-    passphrase_file: PassphraseFile = None,
+    restore: Annotated[bool, typer.Option("--restore", help="Write the file's contents there.")] = False,
+    passphrase_file: Annotated[
+        Path | None,
+        Use.READ_FILE,
+        typer.Option(
+            help="File whose first line is the passphrase; asked for otherwise.", show_default=False
+        ),
+    ] = None,
 ) -> None:
-    """Write a directory's keys and settings to one file, under a passphrase.
+    """Write a directory's keys and small files to one, or back.
 
-    What else is there, as the states of stages, other members have. Keep the file on another machine.
+    The file is under a passphrase. It has no states of stages: other members have those. Keep it on another machine.
 
     Example: noloco backup my-run.backup
     """
-    from bootstrap.creating.backup import KEYS, gather, sealed
-
     try:
-        if is_there(file):
-            raise UserError(f"{file} exists already. {ADVICE}")
-        require_places(file, advice=ADVICE)
-        made = gather(directory)
-        contents = sealed(made, _passphrase(passphrase_file, is_new=True))
-        write_whole(file, contents, ADVICE, FOR_ITS_OWNER)
+        if restore:
+            _restore(file, directory, _passphrase(passphrase_file, is_new=False))
+        else:
+            _write(file, directory, passphrase_file)
     except NolocoError as error:
         fail(error)
-    print_wrapped(
-        f"Wrote {file}: {len(made.files)} files of {made.run or 'a node without a run'}, {len(contents):,} bytes."
-    )
+
+
+def _write(file: Path, directory: Path, passphrase_file: Path | None) -> None:
+    from bootstrap.creating.backup import KEYS, gather, sealed
+
+    if is_there(file):
+        raise UserError(f"{file} exists already. {ADVICE}")
+    require_places(file, advice=ADVICE)
+    made = gather(directory)
+    contents = sealed(made, _passphrase(passphrase_file, is_new=True))
+    write_whole(file, contents, ADVICE, FOR_ITS_OWNER)
+    print_wrapped(f"Wrote {file}: {len(made.files)} files of {made.of}, {len(contents):,} bytes.")
     for name in made.keys:
         print_wrapped(f"  {name} {KEYS[name]}.")
 
 
-def restore(
-    file: Annotated[Path, Use.THERE_FILE, typer.Argument(help="File that noloco backup wrote.")],
-    directory: Annotated[
-        Path, Use.WRITE_FOLDER, typer.Option("--state-dir", help="Directory to write into.")
-    ] = RUN_DIRECTORY,
-    passphrase_file: PassphraseFile = None,
-) -> None:
-    """Write the files of a backup into a directory that has none of them.
+def _restore(file: Path, directory: Path, passphrase: str) -> None:
+    from bootstrap.creating.backup import NODE_KEY, opened, restore
 
-    Example: noloco restore my-run.backup
-    """
-    from bootstrap.creating.backup import NODE_KEY, opened
-    from bootstrap.creating.backup import restore as write
-
-    try:
-        passphrase = _passphrase(passphrase_file, is_new=False)
-        doing("Opening the backup")
-        found = opened(file, passphrase)
-        write(found, directory)
-    except NolocoError as error:
-        fail(error)
+    doing("Opening the backup")
+    found = opened(file, passphrase)
+    restore(found, directory)
     print_wrapped(f"Restored {len(found.files)} files of {found.of} into {directory}.")
     command = "noloco-node" if NODE_KEY in found.files else "noloco found"
     print_wrapped(f"Start it again with: {command} --state-dir {directory}")
@@ -91,9 +81,7 @@ def _passphrase(file: Path | None, *, is_new: bool) -> str:
             with file.open(encoding="utf-8") as there:
                 return there.readline(4_096).rstrip("\r\n")
         except (OSError, ValueError) as error:
-            raise UserError(
-                f"Cannot read the passphrase in {file} ({error}). Check --passphrase-file."
-            ) from None
+            raise UserError(f"Cannot read {file} ({error}). Check --passphrase-file.") from None
     if not sys.stdin.isatty():
         raise UserError(
             "There is no terminal to ask for the passphrase. Give it with --passphrase-file FILE."

@@ -40,7 +40,7 @@ Offence: TypeAlias = Literal["far", "opposed", "harmful"]
 CHUNK = 2**16  # entries worked on at once, so that they stay in a processor's cache
 CHUNK_THERE = (
     2**25
-)  # on another device, for which launches are dear: a copy of the progress of so many is 128 MiB
+)  # on another device, where each launch costs time: a copy of the progress of so many is 128 MiB
 # d/s between replicas that learn nothing in common, α = 0.5, β = γ: √(2(1 + Var φ/s²)) = 2.15 (covariance_recursion).
 # What a replica believes in until it has met enough partners.
 EXPECTED_RATIO = 2.0

@@ -1,4 +1,4 @@
-"""`noloco backup` and `restore`: keys and settings in one file under a passphrase, and the same directory from it."""
+"""`noloco backup`, there and back: keys and small files in one file under a passphrase, and the same directory again."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def run(tmp_path: Path) -> Path:
 def called(command: str, file: Path, directory: Path, passphrase: str = PASSPHRASE) -> Result:
     said = file.with_name("passphrase")
     said.write_text(f"{passphrase}\n", encoding="utf-8")
-    arguments = [command, file, "--state-dir", directory, "--passphrase-file", said]
+    options = [] if command == "backup" else ["--restore"]
+    arguments = ["backup", file, "--state-dir", directory, "--passphrase-file", said, *options]
     return CliRunner().invoke(app, list(map(str, arguments)))
 
 

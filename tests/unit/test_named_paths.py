@@ -41,7 +41,6 @@ REQUIRED = {  # words that a command does not do without, by the parameter that 
     "revoke": {"named": ["0" * 32]},
     "tokenizer": {"texts": ["python-stdlib"]},
     "backup": {"file": ["mine.backup"]},
-    "restore": {"file": ["mine.backup"]},
 }
 
 
