@@ -68,6 +68,9 @@ class Transport(abc.ABC):
     peer_id: PeerId
     ways_in: tuple[PeerId, ...] = ()  # who passes streams on to this peer, see `through`
     is_hidden = False  # nobody can dial this peer, so far as others have tried
+    met_directly: frozenset[PeerId] = (
+        frozenset()
+    )  # hidden peers that this one, hidden too, is connected to directly
     # addresses of other peers, at which to join the run, where nobody can dial this one
     joined_through: tuple[str, ...] = ()
     refuses: Callable[[PeerId], bool] = staticmethod(

@@ -34,6 +34,7 @@ from protocol.transport.libp2p_session import Libp2pStream, Session
 from protocol.transport.metering import Meter
 from protocol.transport.p2pd import Libp2pConfig
 from protocol.transport.passing_on import PASS_ON, PASSED_ON
+from protocol.transport.punching import PUNCH, SEEN_AT, Around, Punching, send_syn
 from protocol.transport.third_peers import ThirdPeers
 from protocol.windows import counted, short, window
 
@@ -78,6 +79,20 @@ class Libp2pTransport(Transport):
         )
         self._handlers[PASS_ON] = self._on_pass_on
         self._handlers[PASSED_ON] = self._thirds.on_passed_on
+        around = Around(
+            observers=lambda: self.ways_in,
+            open_connected=self._open_connected,
+            open_through=self._thirds.open,
+            remotes=self.remotes,
+            take=self._take_named,
+            dial=lambda peer, addresses, deadline: self._up().dial_any(peer, addresses, deadline),
+            send_syn=lambda address, hops: send_syn(
+                address, hops, host=self._config.host, port=self._config.port
+            ),
+        )
+        self._punching = Punching(around)
+        self._handlers[SEEN_AT] = self._on_seen_at
+        self._handlers[PUNCH] = self._on_punch
         self._book = PeerTable[list[str]](_BOOK_SIZE)  # addresses of peers met, the latest last
         self._dials = Dials()  # by the peers' own records
         self._joined_at = set[bool]()  # whether an address that answered `connect` was of this machine
@@ -177,13 +192,37 @@ class Libp2pTransport(Transport):
 
     async def _leave_ways(self, session: Session) -> None:
         """Have streams that go through others replaced by direct ones; dial their peers for that now and then."""
-        if relayed := self._thirds.relayed():
-            places = await session.remotes()
-            for peer in relayed:
-                if places.get(peer):
-                    self._thirds.supersede(peer)
-                else:
-                    self._dial_directly(session, peer)
+        relayed = self._thirds.relayed()
+        if not relayed and not self.met_directly:
+            return
+        places, now = await session.remotes(), asyncio.get_running_loop().time()
+        hidden = filter(self._may_meet, {*self.met_directly, *relayed})
+        self.met_directly = frozenset(peer for peer in hidden if places.get(peer))
+        for peer in relayed:
+            if places.get(peer):
+                self._thirds.supersede(peer)
+                continue
+            self._dial_directly(session, peer)
+            begins = self._may_meet(peer) and self.peer_id < peer
+            if begins and self._dials.take_meeting(peer, now):
+                self._supervisor.start(self._punching.meet(peer))
+
+    def _may_meet(self, peer: PeerId) -> bool:
+        """Return whether a direct connection has to be arranged: nobody can dial either end."""
+        return self.is_hidden and self._thirds.calls_itself_hidden(peer)
+
+    async def _on_seen_at(self, stream: Stream) -> None:
+        if self._admission is None or self._admission.knows(stream.remote):
+            await self._punching.on_seen_at(stream)
+
+    async def _on_punch(self, stream: Stream) -> None:
+        if self._may_meet(stream.remote):
+            await self._punching.on_punch(stream)
+
+    def _take_named(self, peer: PeerId, addresses: Sequence[str]) -> list[str]:
+        """See `Around.take`."""
+        named, now = [f"{address}/p2p/{peer}" for address in addresses], asyncio.get_running_loop().time()
+        return self._dials.take_named(peer, named, self._whereabouts(self._up()), now)
 
     async def _open(
         self, session: Session, peer: PeerId, protocol: str, deadline: float, ahead: bool
