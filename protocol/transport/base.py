@@ -221,6 +221,13 @@ class Transport(abc.ABC):
     async def remotes(self) -> dict[PeerId, list[str]]:
         """The addresses that connections come from or lead to, without /p2p/: not what peers say, and no relay's."""
 
+    async def seen_by(self, observers: Sequence[PeerId]) -> list[str]:
+        """Return the public addresses, without /p2p/, at which connected peers see this one's connections.
+
+        One of each that answers within seconds. Raises nothing.
+        """
+        return []
+
     @abc.abstractmethod
     async def dial_back(self, peer: PeerId, port: int, deadline: float) -> str:
         """The address, without /p2p/, at which somebody like us listens on `port` of the machine that `peer`'s

@@ -207,6 +207,9 @@ class Libp2pTransport(Transport):
             if begins and self._dials.take_meeting(peer, now):
                 self._supervisor.start(self._punching.meet(peer))
 
+    async def seen_by(self, observers: Sequence[PeerId]) -> list[str]:
+        return await self._punching.seen_by(observers)
+
     def _may_meet(self, peer: PeerId) -> bool:
         """Return whether a direct connection has to be arranged: nobody can dial either end."""
         return self.is_hidden and self._thirds.calls_itself_hidden(peer)

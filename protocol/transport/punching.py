@@ -87,9 +87,13 @@ class Punching:
             return False
 
     async def seen_at(self) -> list[str]:
-        """Return the public addresses, without /p2p/, at which the observers see this peer's connections."""
-        said = await all_of(*map(self._seen_by, list(self._around.observers())[:MOST_SEEN]))
-        return list(dict.fromkeys(address for some in said for address in some))[:MOST_SEEN]
+        """Return the public addresses, without /p2p/, at which its observers see this peer's connections."""
+        seen = await self.seen_by(list(self._around.observers())[:MOST_SEEN])
+        return list(dict.fromkeys(seen))[:MOST_SEEN]
+
+    async def seen_by(self, observers: Sequence[PeerId]) -> list[str]:
+        """Return the public addresses at which connected peers see this one, of each that answers."""
+        return [address for some in await all_of(*map(self._seen_by, observers)) for address in some]
 
     async def on_seen_at(self, stream: Stream) -> None:
         """Answer at which addresses the peer's connections are seen."""
