@@ -71,6 +71,7 @@ class Transport(abc.ABC):
     met_directly: frozenset[PeerId] = (
         frozenset()
     )  # hidden peers that this one, hidden too, is connected to directly
+    relayed: frozenset[PeerId] = frozenset()  # peers whose streams from and to this one go through third ones
     # addresses of other peers, at which to join the run, where nobody can dial this one
     joined_through: tuple[str, ...] = ()
     refuses: Callable[[PeerId], bool] = staticmethod(

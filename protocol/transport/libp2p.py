@@ -194,12 +194,14 @@ class Libp2pTransport(Transport):
         """Have streams that go through others replaced by direct ones; dial their peers for that now and then."""
         relayed = self._thirds.relayed()
         if not relayed and not self.met_directly:
+            self.relayed = frozenset()
             return
         places, now = await session.remotes(), asyncio.get_running_loop().time()
         hidden = filter(self._may_meet, {*self.met_directly, *relayed})
         self.met_directly = frozenset(peer for peer in hidden if places.get(peer))
+        self.relayed = frozenset(peer for peer in relayed if not places.get(peer))
         for peer in relayed:
-            if places.get(peer):
+            if peer not in self.relayed:
                 self._thirds.supersede(peer)
                 continue
             self._dial_directly(session, peer)
