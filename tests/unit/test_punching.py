@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
 import msgpack
 import pytest
@@ -18,6 +20,7 @@ from protocol.ground import PeerId
 from protocol.records.addresses import Whereabouts, host_of
 from protocol.records.identity import Identity
 from protocol.transport.dialling import FIRST_MEETING, LONGEST_DIRECT, Dials
+from protocol.transport.libp2p import Libp2pTransport
 from protocol.transport.punching import (
     ASKED_OFTEN,
     HOPS,
@@ -215,3 +218,51 @@ def test_a_meeting_that_comes_to_nothing_is_tried_ever_more_rarely() -> None:
     assert max(pauses) == pytest.approx(LONGEST_DIRECT, abs=3.0)
     dials.succeeded(PEER)
     assert dials.take_meeting(PEER, now)
+
+
+class Between:
+    """A session of p2pd in which some peers are connected. Mutable state: those, and what was dialled."""
+
+    def __init__(self) -> None:
+        self.addresses: list[str] = []
+        self.places: dict[PeerId, list[str]] = {}
+
+    async def remotes(self) -> dict[PeerId, list[str]]:
+        return self.places
+
+
+@dataclass
+class Meetings:
+    """What a transport arranges. Mutable state: the peers that it was to meet."""
+
+    met: list[PeerId] = field(default_factory=list)
+
+    async def meet(self, peer: PeerId) -> bool:
+        self.met.append(peer)
+        return True
+
+
+async def test_of_two_hidden_peers_the_one_with_the_smaller_id_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = []
+    for name, other in ((0, 1), (1, 0)):
+        Identity.from_seed("begins", name).save(tmp_path / str(name))
+        transport, session, meetings = Libp2pTransport(tmp_path / str(name)), Between(), Meetings()
+        peer = Identity.from_seed("begins", other).peer_id
+        monkeypatch.setattr(transport, "_punching", meetings)
+        monkeypatch.setattr(transport._thirds, "relayed", lambda peer=peer: [peer])
+        transport.learn_ways(peer, [PEER])
+        await transport._leave_ways(session)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        assert meetings.met == [], "it can be dialled itself"
+        transport.is_hidden = True
+        await transport._leave_ways(session)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        began += meetings.met
+        assert (transport.relayed, transport.met_directly) == ({peer}, frozenset())
+        session.places[peer] = [FAR]
+        await transport._leave_ways(session)  # type: ignore[arg-type]
+        assert (transport.relayed, transport.met_directly) == (frozenset(), {peer})
+        assert meetings.met == began[-1:] or meetings.met == []
+    assert began == [max(Identity.from_seed("begins", name).peer_id for name in (0, 1))]
