@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import logging
 import re
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,11 +31,12 @@ from protocol.records.records import expiry, is_in_reach, key_digest, open_recor
 from protocol.supervision import Supervisor, Work
 from protocol.transport.base import COPIES, Handler, Stream, Transport
 from protocol.transport.dialling import Dials
+from protocol.transport.held_open import answered, begun, handed_over
 from protocol.transport.libp2p_session import Libp2pStream, Session
 from protocol.transport.metering import Meter
 from protocol.transport.p2pd import Libp2pConfig
 from protocol.transport.passing_on import PASS_ON, PASSED_ON
-from protocol.transport.punching import PUNCH, SEEN_AT, Around, Punching, send_syn
+from protocol.transport.punching import PUNCH, SEEN_AT, Around, Punching
 from protocol.transport.third_peers import ThirdPeers
 from protocol.windows import counted, short, window
 
@@ -86,9 +88,7 @@ class Libp2pTransport(Transport):
             remotes=self.remotes,
             take=self._take_named,
             dial=lambda peer, addresses, deadline: self._up().dial_any(peer, addresses, deadline),
-            send_syn=lambda address, hops: send_syn(
-                address, hops, host=self._config.host, port=self._config.port
-            ),
+            begin=self._begin,
         )
         self._punching = Punching(around)
         self._handlers[SEEN_AT] = self._on_seen_at
@@ -223,6 +223,33 @@ class Libp2pTransport(Transport):
     async def _on_punch(self, stream: Stream) -> None:
         if self._may_meet(stream.remote):
             await self._punching.on_punch(stream)
+
+    def _begin(self, address: str, hops: int) -> None:
+        """Begin a connection from the port that p2pd listens on, and let p2pd have it once it is there."""
+        session = self._up()
+        held = begun(address, hops, self._config.host, self._config.port)
+
+        async def hold() -> None:
+            try:
+                if await answered(held):
+                    await self._hand_over(session, held, address)
+            except OSError as error:
+                logger.debug("The connection with %s has ended: %s", address, error)
+            finally:
+                held.close()
+
+        self._supervisor.spawn(hold(), "holding a connection open", "A peer is not reached directly.")
+
+    async def _hand_over(self, session: Session, held: socket.socket, address: str) -> None:
+        place = host_of(f"/ip4/{self._config.host}")
+        host = "127.0.0.1" if place is None or place.is_unspecified else self._config.host
+        async with handed_over(held, host, self._config.port) as (port, copying):
+            taken_for, outside = f"/ip4/{host}/tcp/{port}", address.partition("/p2p/")[0]
+            session.outside[taken_for] = outside
+            try:
+                await copying.run()
+            finally:
+                del session.outside[taken_for]
 
     def _take_named(self, peer: PeerId, addresses: Sequence[str]) -> list[str]:
         """See `Around.take`."""

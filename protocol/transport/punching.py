@@ -1,16 +1,15 @@
 """Direct connections between two peers behind home routers, which they arrange through a third peer.
 
-A router lets in what answers something that went out. So the peer that is asked sends one TCP SYN to where the asker
-is seen from outside, from the port that it listens on. Its router then takes the asker's SYN for an answer, and p2pd
-sends that from the port that it listens on (RFC 5128, 3.4, one end after the other; RFC 5382, REQ-1 and REQ-3). Two
-peers do not meet so where a router gives each destination another port.
+A router lets in what answers something that went out. So the peer that is asked begins a connection to where the asker
+is seen from outside, from the port that it listens on, and the asker's p2pd dials from the port that it listens on,
+too: each router takes the other end's SYN for an answer (RFC 793, 3.4, simultaneous open; RFC 5128, 3.4; RFC 5382,
+REQ-1 and REQ-2). Two peers do not meet so where a router gives each destination another port.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,14 +27,14 @@ from protocol.windows import counted, window
 logger = logging.getLogger(__name__)
 
 SEEN_AT = "/noloco/seen-at/1"  # to a connected peer: at which address are this peer's connections seen?
-PUNCH = "/noloco/punch/1"  # through a third peer: send a SYN to these addresses, and answer with your own
+PUNCH = "/noloco/punch/1"  # through a third peer: connect to these addresses, and answer with your own
 MOST_SEEN = 2  # addresses of one peer: a machine may have two ways out
 MOST_BYTES = 256  # of the frame with them
 DEADLINE = 5.0  # seconds for each answer
 DIALLED = 5.0  # seconds for the connection: three SYNs of p2pd's
 ASKED_OFTEN = (8, 8 / 60), (60, 1.0)  # answers at once and a second, to each peer and to all
-# Hops of the SYN: past the sender's routers at first, short of the other's, since one that refuses it (RST) ends what
-# the sender's router knows of it; then all the way, for a sender that is behind more of them.
+# Hops of the first SYN: past the sender's routers at first, short of the other's, since one that refuses it (RST)
+# ends what the sender's router knows of it; then all the way, for a sender that is behind more of them.
 HOPS = (4, 64)
 MOST_KNOWN = 4_096
 
@@ -52,13 +51,13 @@ class Around:
     remotes: Callable[[], Awaitable[Mapping[PeerId, Sequence[str]]]]  # see `Transport.remotes`
     take: Callable[[PeerId, Sequence[str]], list[str]]  # the addresses, with /p2p/, that may be dialled now
     dial: Callable[[PeerId, list[str], float], Awaitable[bool]]
-    send_syn: Callable[[str, int], None]  # to an address, with hops
+    begin: Callable[[str, int], None]  # a connection to an address, its first SYN with hops, see `held_open`
 
 
 class Punching:
     """Arranges direct connections to peers that nobody can dial, as nobody can dial this one.
 
-    Mutable state: how often each peer has had SYNs sent, and how often answers may still be given.
+    Mutable state: how often connections to each peer were begun, and how often answers may still be given.
     """
 
     def __init__(self, around: Around) -> None:
@@ -73,8 +72,8 @@ class Punching:
     async def meet(self, peer: PeerId) -> bool:
         """Arrange a connection with the peer and dial it; return whether it is there. Raises no `NolocoError`.
 
-        Of two peers only one may begin: two SYNs that cross make a connection with two callers, and TLS fails. Takes
-        25 s at most and may be repeated.
+        Of two peers only one may ask: where the p2pd of both dial, TLS has two callers and fails. Takes 25 s at
+        most and may be repeated.
         """
         try:
             if not (own := await self.seen_at()):
@@ -102,7 +101,7 @@ class Punching:
             await write_frame(stream, _packed(places))
 
     async def on_punch(self, stream: Stream) -> None:
-        """Send a SYN to the addresses at which the peer is seen, and answer with this peer's."""
+        """Begin connections to the addresses at which the peer is seen, and answer with this peer's."""
         theirs = await _addresses_from(stream)
         own = await self.seen_at()
         if own:
@@ -110,7 +109,7 @@ class Punching:
             self._sent[stream.remote] = sent + 1
             for address in self._around.take(stream.remote, theirs):
                 try:
-                    self._around.send_syn(address, HOPS[sent % len(HOPS)])
+                    self._around.begin(address, HOPS[sent % len(HOPS)])
                 except OSError as error:
                     logger.debug("No SYN goes to %s: %s", address, error)
         await write_frame(stream, _packed(own))
@@ -133,27 +132,6 @@ class Punching:
         except NolocoError as error:
             logger.debug("%s does not say where it sees this peer: %s", observer, error)
             return []
-
-
-def send_syn(address: str, hops: int, *, host: str, port: int) -> None:
-    """Send one SYN from `port` of the address `host`, on which p2pd listens; what answers it is not waited for.
-
-    Raises `OSError` where the system refuses that.
-    """
-    there = host_of(address)
-    if there is None:
-        return
-    is_old = there.version == 4
-    with socket.socket(socket.AF_INET if is_old else socket.AF_INET6, socket.SOCK_STREAM) as syn:
-        syn.setblocking(False)
-        syn.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        syn.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        level, option = (
-            (socket.IPPROTO_IP, socket.IP_TTL) if is_old else (socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS)
-        )
-        syn.setsockopt(level, option, hops)
-        syn.bind((host, port))
-        syn.connect_ex((str(there), int(address.split("/")[4])))
 
 
 def _packed(addresses: Sequence[str]) -> bytes:

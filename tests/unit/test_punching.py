@@ -75,15 +75,15 @@ class Peer:
             self.did += [("dial", address) for address in addresses]
             return True
 
-        def send_syn(address: str, hops: int) -> None:
-            self.did.append(("syn", address))
+        def begin(address: str, hops: int) -> None:
+            self.did.append(("begin", address))
             self.hops.append(hops)
 
         def take(peer: PeerId, addresses: Sequence[str]) -> list[str]:
             return self.dials.take_named(peer, [f"{one}/p2p/{peer}" for one in addresses], self.here, 0.0)
 
         around = Around(
-            lambda: self.observers, self.transport.open, self.transport.open, remotes, take, dial, send_syn
+            lambda: self.observers, self.transport.open, self.transport.open, remotes, take, dial, begin
         )
         self.punching = Punching(around)
         await self.transport.start()
@@ -114,10 +114,10 @@ async def two_homes() -> AsyncIterator[tuple[Peer, Peer, Peer]]:
 
 
 @in_virtual_time
-async def test_the_other_end_sends_a_syn_to_where_this_one_is_seen_before_this_one_dials() -> None:
+async def test_the_other_end_begins_a_connection_to_where_this_one_is_seen_before_this_one_dials() -> None:
     async with two_homes() as (near, _, far):
         assert await near.punching.meet(far.peer_id)
-        assert far.did == [("syn", f"{NEAR}/p2p/{near.peer_id}")]
+        assert far.did == [("begin", f"{NEAR}/p2p/{near.peer_id}")]
         assert near.did == [("dial", f"{FAR}/p2p/{far.peer_id}")]
         await near.punching.meet(far.peer_id)
         await near.punching.meet(far.peer_id)
@@ -168,7 +168,7 @@ async def test_neither_end_has_the_other_dial_what_a_record_could_not() -> None:
 
 
 @in_virtual_time
-async def test_syns_are_as_few_as_dials_on_the_word_of_others() -> None:
+async def test_connections_begun_are_as_few_as_dials_on_the_word_of_others() -> None:
     async with two_homes() as (near, _, far):
         for _ in range(20):
             await near.punching.meet(far.peer_id)
