@@ -1,9 +1,8 @@
 """A TCP connection begun from the port that p2pd listens on, and handed to p2pd once the other end has answered.
 
 p2pd itself cannot begin it: both ends would then be TLS callers. Nor can a SYN be sent and forgotten, with p2pd's
-listener to answer what comes: Linux's conntrack, which many home routers have, drops its SYN-ACK, whose sequence number
-does not go with the first SYN's. So the connection is held here, and its bytes are copied to p2pd and back, still
-encrypted.
+listener to answer what comes: Linux's conntrack, which many home routers have, drops its SYN-ACK, whose number does
+not go with the first SYN's. So the connection is held here; its bytes are copied to p2pd and back, still encrypted.
 """
 
 from __future__ import annotations

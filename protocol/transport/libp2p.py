@@ -57,6 +57,7 @@ _RESTART_DEADLINE = 30.0  # seconds for p2pd to be up again and to have dialled 
 _LONGEST_PAUSE = 30.0  # seconds between attempts to restart p2pd
 # seconds of advance that dialling a peer directly has, before a stream goes through others, and that it takes at most
 HEAD_START, DIRECT_DEADLINE = 0.5, 5.0
+MOST_HELD = 64  # connections that were begun for p2pd: each is two sockets and half a MiB
 WATCHDOG = "watching the network process"
 
 
@@ -227,6 +228,8 @@ class Libp2pTransport(Transport):
     def _begin(self, address: str, hops: int) -> None:
         """Begin a connection from the port that p2pd listens on, and let p2pd have it once it is there."""
         session = self._up()
+        if len(session.outside) >= MOST_HELD:
+            raise OSError(f"{MOST_HELD} connections are held open already")
         held = begun(address, hops, self._config.host, self._config.port)
 
         async def hold() -> None:

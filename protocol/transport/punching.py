@@ -1,9 +1,9 @@
 """Direct connections between two peers behind home routers, which they arrange through a third peer.
 
-A router lets in what answers something that went out. So the peer that is asked begins a connection to where the asker
-is seen from outside, from the port that it listens on, and the asker's p2pd dials from the port that it listens on,
-too: each router takes the other end's SYN for an answer (RFC 793, 3.4, simultaneous open; RFC 5128, 3.4; RFC 5382,
-REQ-1 and REQ-2). Two peers do not meet so where a router gives each destination another port.
+A router lets in what answers something that went out. So the peer that is asked begins a connection to where the
+asker is seen from outside, from the port that it listens on, and the asker's p2pd dials from its port, too: each
+router takes the other end's SYN for an answer (RFC 793, 3.4, simultaneous open; RFC 5128, 3.4; RFC 5382, REQ-1 and
+REQ-2). Two peers do not meet so where a router gives each destination another port.
 """
 
 from __future__ import annotations
