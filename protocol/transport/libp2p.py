@@ -225,12 +225,12 @@ class Libp2pTransport(Transport):
         if self._may_meet(stream.remote):
             await self._punching.on_punch(stream)
 
-    def _begin(self, address: str, hops: int) -> None:
+    def _begin(self, address: str) -> None:
         """Begin a connection from the port that p2pd listens on, and let p2pd have it once it is there."""
         session = self._up()
         if len(session.outside) >= MOST_HELD:
             raise OSError(f"{MOST_HELD} connections are held open already")
-        held = begun(address, hops, self._config.host, self._config.port)
+        held = begun(address, self._config.host, self._config.port)
 
         async def hold() -> None:
             try:

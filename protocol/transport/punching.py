@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import msgpack
 
-from protocol.access.peer_limits import Allowance, PeerTable
+from protocol.access.peer_limits import Allowance
 from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, UserError
 from protocol.ground import Buffer, PeerId
 from protocol.records.addresses import check_address, host_of, is_private
@@ -33,10 +33,6 @@ MOST_BYTES = 256  # of the frame with them
 DEADLINE = 5.0  # seconds for each answer
 DIALLED = 5.0  # seconds for the connection: three SYNs of p2pd's
 ASKED_OFTEN = (8, 8 / 60), (60, 1.0)  # answers at once and a second, to each peer and to all
-# Hops of the first SYN: past the sender's routers at first, short of the other's, since one that refuses it (RST)
-# ends what the sender's router knows of it; then all the way, for a sender that is behind more of them.
-HOPS = (4, 64)
-MOST_KNOWN = 4_096
 
 Opens = Callable[[PeerId, str, float], Awaitable[Stream]]
 
@@ -51,23 +47,23 @@ class Around:
     remotes: Callable[[], Awaitable[Mapping[PeerId, Sequence[str]]]]  # see `Transport.remotes`
     take: Callable[[PeerId, Sequence[str]], list[str]]  # the addresses, with /p2p/, that may be dialled now
     dial: Callable[[PeerId, list[str], float], Awaitable[bool]]
-    begin: Callable[[str, int], None]  # a connection to an address, its first SYN with hops, see `held_open`
+    begin: Callable[[str], None]  # a connection to an address, with /p2p/, see `held_open`
 
 
 class Punching:
     """Arranges direct connections to peers that nobody can dial, as nobody can dial this one.
 
-    Mutable state: how often connections to each peer were begun, and how often answers may still be given.
+    Mutable state: how many times it was asked to begin a connection, and how often answers may still be given.
     """
 
     def __init__(self, around: Around) -> None:
         self._around = around
-        self._sent = PeerTable[int](MOST_KNOWN)
+        self._asked = 0
         self._answers = Allowance(*ASKED_OFTEN)
 
     @window
     def __repr__(self) -> str:
-        return f"Punched for: {counted(len(self._sent), 'peer')}"
+        return f"Asked to connect: {counted(self._asked, 'time')}"
 
     async def meet(self, peer: PeerId) -> bool:
         """Arrange a connection with the peer and dial it; return whether it is there. Raises no `NolocoError`.
@@ -103,13 +99,12 @@ class Punching:
     async def on_punch(self, stream: Stream) -> None:
         """Begin connections to the addresses at which the peer is seen, and answer with this peer's."""
         theirs = await _addresses_from(stream)
+        self._asked += 1
         own = await self.seen_at()
         if own:
-            sent = self._sent.get(stream.remote, 0)
-            self._sent[stream.remote] = sent + 1
             for address in self._around.take(stream.remote, theirs):
                 try:
-                    self._around.begin(address, HOPS[sent % len(HOPS)])
+                    self._around.begin(address)
                 except OSError as error:
                     logger.debug("No SYN goes to %s: %s", address, error)
         await write_frame(stream, _packed(own))

@@ -23,7 +23,6 @@ from protocol.transport.dialling import FIRST_MEETING, LONGEST_DIRECT, Dials
 from protocol.transport.libp2p import Libp2pTransport
 from protocol.transport.punching import (
     ASKED_OFTEN,
-    HOPS,
     MOST_SEEN,
     PUNCH,
     SEEN_AT,
@@ -63,7 +62,6 @@ class Peer:
     observers: list[PeerId] = field(default_factory=list)
     remotes: dict[PeerId, list[str]] = field(default_factory=dict)
     did: list[tuple[str, str]] = field(default_factory=list)
-    hops: list[int] = field(default_factory=list)
     dials: Dials = field(default_factory=Dials)
     here: Whereabouts = AT_HOME
 
@@ -75,9 +73,8 @@ class Peer:
             self.did += [("dial", address) for address in addresses]
             return True
 
-        def begin(address: str, hops: int) -> None:
+        def begin(address: str) -> None:
             self.did.append(("begin", address))
-            self.hops.append(hops)
 
         def take(peer: PeerId, addresses: Sequence[str]) -> list[str]:
             return self.dials.take_named(peer, [f"{one}/p2p/{peer}" for one in addresses], self.here, 0.0)
@@ -119,9 +116,6 @@ async def test_the_other_end_begins_a_connection_to_where_this_one_is_seen_befor
         assert await near.punching.meet(far.peer_id)
         assert far.did == [("begin", f"{NEAR}/p2p/{near.peer_id}")]
         assert near.did == [("dial", f"{FAR}/p2p/{far.peer_id}")]
-        await near.punching.meet(far.peer_id)
-        await near.punching.meet(far.peer_id)
-        assert far.hops == [HOPS[0], HOPS[1], HOPS[0]]
 
 
 @in_virtual_time
