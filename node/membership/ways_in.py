@@ -75,7 +75,9 @@ class WaysIn:
         """Look every `LOOKED_EVERY` seconds, for ever. May be started again."""
         clock, transport = asyncio.get_running_loop().time, self._rpc.transport
         while True:
-            places = await transport.remotes()
+            found = await transport.remotes()
+            # a hidden peer that was met can neither pass streams of others on nor be joined through
+            places = {peer: found[peer] for peer in found.keys() - transport.met_directly}
             has_lost = not set(transport.ways_in) <= places.keys()
             if has_lost or clock() >= self._due:
                 await self._look(places, has_lost=has_lost)
