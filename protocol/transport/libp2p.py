@@ -194,12 +194,11 @@ class Libp2pTransport(Transport):
     async def _leave_ways(self, session: Session) -> None:
         """Have streams that go through others replaced by direct ones; dial their peers for that now and then."""
         relayed = self._thirds.relayed()
-        if not relayed and not self.met_directly:
-            self.relayed = frozenset()
+        if not relayed and not self.is_hidden:
+            self.relayed = self.met_directly = frozenset()
             return
         places, now = await session.remotes(), asyncio.get_running_loop().time()
-        hidden = filter(self._may_meet, {*self.met_directly, *relayed})
-        self.met_directly = frozenset(peer for peer in hidden if places.get(peer))
+        self.met_directly = frozenset(filter(self._may_meet, (peer for peer in places if places[peer])))
         self.relayed = frozenset(peer for peer in relayed if not places.get(peer))
         for peer in relayed:
             if peer not in self.relayed:
