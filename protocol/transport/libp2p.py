@@ -84,6 +84,7 @@ class Libp2pTransport(Transport):
         self._handlers[PASSED_ON] = self._thirds.on_passed_on
         around = Around(
             observers=lambda: self.ways_in,
+            port=lambda: self._config.port,
             open_connected=self._open_connected,
             open_through=self._thirds.open,
             remotes=self.remotes,

@@ -42,6 +42,7 @@ class Around:
     """What a peer's transport does for its punching."""
 
     observers: Callable[[], Sequence[PeerId]]  # connected peers outside of this one's network
+    port: Callable[[], int]  # that p2pd listens on
     open_connected: Opens  # a stream to a connected peer
     open_through: Opens  # a stream through a third peer
     remotes: Callable[[], Awaitable[Mapping[PeerId, Sequence[str]]]]  # see `Transport.remotes`
@@ -75,6 +76,7 @@ class Punching:
             if not (own := await self.seen_at()):
                 return False
             theirs = await self._exchanged(peer, own)
+            logger.debug("Meeting %s, which is seen at %s, from %s", peer, theirs, own)
             addresses = self._around.take(peer, theirs)
             return bool(addresses) and await self._around.dial(peer, addresses, DIALLED)
         except NolocoError as error:
@@ -82,9 +84,14 @@ class Punching:
             return False
 
     async def seen_at(self) -> list[str]:
-        """Return the public addresses, without /p2p/, at which its observers see this peer's connections."""
+        """Return the public addresses, without /p2p/, at which others may find what this peer listens on.
+
+        They are where its observers see its connections, and the port that it listens on at the same host: most
+        routers keep ports, and p2pd dials from another one where it was connected to the same peer a moment before.
+        """
         seen = await self.seen_by(list(self._around.observers())[:MOST_SEEN])
-        return list(dict.fromkeys(seen))[:MOST_SEEN]
+        kept = [f"{address.rpartition('/')[0]}/{self._around.port()}" for address in seen]
+        return list(dict.fromkeys([*kept[:1], *seen]))[:MOST_SEEN]
 
     async def seen_by(self, observers: Sequence[PeerId]) -> list[str]:
         """Return the public addresses at which connected peers see this one, of each that answers."""
@@ -101,6 +108,7 @@ class Punching:
         theirs = await _addresses_from(stream)
         self._asked += 1
         own = await self.seen_at()
+        logger.debug("%s wants to meet from %s; this peer is seen at %s", stream.remote, theirs, own)
         if own:
             for address in self._around.take(stream.remote, theirs):
                 try:

@@ -64,6 +64,7 @@ class Peer:
     did: list[tuple[str, str]] = field(default_factory=list)
     dials: Dials = field(default_factory=Dials)
     here: Whereabouts = AT_HOME
+    port: int = 0
 
     async def begin(self) -> None:
         async def remotes() -> dict[PeerId, list[str]]:
@@ -80,7 +81,14 @@ class Peer:
             return self.dials.take_named(peer, [f"{one}/p2p/{peer}" for one in addresses], self.here, 0.0)
 
         around = Around(
-            lambda: self.observers, self.transport.open, self.transport.open, remotes, take, dial, begin
+            lambda: self.observers,
+            lambda: self.port,
+            self.transport.open,
+            self.transport.open,
+            remotes,
+            take,
+            dial,
+            begin,
         )
         self.punching = Punching(around)
         await self.transport.start()
@@ -101,6 +109,7 @@ async def two_homes() -> AsyncIterator[tuple[Peer, Peer, Peer]]:
     )
     for peer in (near, between, far):
         await peer.begin()
+    near.port, far.port = 4001, 4002
     near.observers = far.observers = [between.peer_id]
     between.remotes = {near.peer_id: [NEAR], far.peer_id: [FAR]}
     try:
@@ -116,6 +125,14 @@ async def test_the_other_end_begins_a_connection_to_where_this_one_is_seen_befor
         assert await near.punching.meet(far.peer_id)
         assert far.did == [("begin", f"{NEAR}/p2p/{near.peer_id}")]
         assert near.did == [("dial", f"{FAR}/p2p/{far.peer_id}")]
+
+
+@in_virtual_time
+async def test_the_port_that_a_peer_listens_on_is_tried_beside_the_one_that_is_seen() -> None:
+    async with two_homes() as (near, between, far):
+        between.remotes[far.peer_id] = [FAR.replace("4002", "50000")]
+        await near.punching.meet(far.peer_id)
+        assert [address.split("/")[4] for _, address in near.did] == ["4002", "50000"]
 
 
 @in_virtual_time
