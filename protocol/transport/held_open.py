@@ -16,9 +16,6 @@ from contextlib import asynccontextmanager, suppress
 from protocol.records.addresses import host_of
 from protocol.supervision import all_of
 
-# Hops of the first SYN, past the nearest router: one that comes to the other end's router before that end has dialled
-# may be refused there (RST), which ends it. The kernel sends the next ones, a second later, all the way.
-FIRST_HOPS, USUAL_HOPS = 2, 64
 ANSWERED = 6.0  # seconds: three SYNs of the kernel's, after 0, 1 and 3
 _COPIED = 1 << 18  # bytes at once
 
@@ -34,14 +31,10 @@ def begun(address: str, host: str, port: int) -> socket.socket:
         held.setblocking(False)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        level = socket.IPPROTO_IP if is_old else socket.IPPROTO_IPV6
-        option = socket.IP_TTL if is_old else socket.IPV6_UNICAST_HOPS
-        held.setsockopt(level, option, FIRST_HOPS)
         held.bind((host, port))
         refused = held.connect_ex((str(there), int(address.split("/")[4])))
         if refused not in (0, errno.EINPROGRESS):
             raise OSError(refused, f"{address} cannot be sent to")
-        held.setsockopt(level, option, USUAL_HOPS)
     except BaseException:
         held.close()
         raise
