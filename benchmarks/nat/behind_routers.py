@@ -165,6 +165,12 @@ class Rig:
                 f"  {node.name}: ways in at",
                 *(f"{float(str(one['time'])) - node.born:.0f} s" for one in ways),
             )
+            for event in node.events():
+                if event["event"] in ("met-directly", "no-longer-direct"):
+                    who = ", ".join(names.get(peer, peer[-8:]) for peer in event["peers"])  # type: ignore[attr-defined]
+                    print(
+                        f"  {node.name}: {event['event']} at {float(str(event['time'])) - node.born:.0f} s: {who}"
+                    )
             if killed and (
                 later := [float(str(one["time"])) for one in ways if float(str(one["time"])) > killed]
             ):

@@ -10,6 +10,7 @@ HOMES = {
     "random": ["masquerade fully-random"],  # another port for each destination
     "double": ["masquerade", "masquerade"],  # a home router behind a carrier's
     "forgets": ["masquerade"],  # flows that rest for 30 s
+    "refuses": ["masquerade"],  # with RST what is unasked, as OpenWrt does
 }
 FORGETFUL = ("tcp_timeout_established=30", "tcp_timeout_unacknowledged=30", "tcp_loose=0")
 RULES = """
@@ -23,7 +24,7 @@ table ip filter {{
   }}
   chain input {{
     type filter hook input priority 0; policy accept;
-    ct state established,related accept; iifname "eth0" drop;
+    ct state established,related accept; iifname "eth0" meta l4proto tcp {unasked}; iifname "eth0" drop;
   }}
 }}
 """
@@ -74,7 +75,9 @@ class Network:
         outer, kinds = self.public(f"r{number}", f"11.0.{number}.1"), HOMES[kind]
         for depth, masquerade in enumerate(kinds):
             inside = "192.168" if depth == len(kinds) - 1 else "100.64"
-            shell("ip", "netns", "exec", outer, "nft", "-f", "-", text=RULES.format(masquerade=masquerade))
+            unasked = "reject with tcp reset" if kind == "refuses" else "drop"
+            rules = RULES.format(masquerade=masquerade, unasked=unasked)
+            shell("ip", "netns", "exec", outer, "nft", "-f", "-", text=rules)
             settings = ["net.ipv4.ip_forward=1"]
             if kind == "forgets":
                 settings += [f"net.netfilter.nf_conntrack_{one}" for one in FORGETFUL]

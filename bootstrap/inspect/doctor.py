@@ -30,7 +30,7 @@ from node.process.first_look import towards
 from node.watch.words import print_wrapped, wrapped
 from protocol.errors import ClockError, NolocoError, TokenError, UserError
 from protocol.ground import PeerId
-from protocol.records.addresses import check_address, peer_id_in
+from protocol.records.addresses import check_address, network_of, peer_id_in
 from protocol.records.announcement import LinkReport
 from protocol.records.identity import Identity
 from protocol.rpc.rpc import Rpc
@@ -171,7 +171,11 @@ async def _as_visitor(
     yield clock(answers, greeting.offset, signed.manifest.limits.clock_skew)
     port = tcp_port(rpc.transport.addresses())
     dialled = [None if answer is None else answer.reached for answer in answers]
-    yield reachability(dialled, port, near)
+    places = await rpc.transport.remotes()
+    tried = [peer for peer, one in zip(members, answers, strict=False) if one is not None]
+    networks = {network_of(places.get(peer, ())) for peer in tried}
+    seen = await rpc.transport.seen_by(tried)
+    yield reachability(dialled, port, near, seen, len(networks - {""}))
     if signed.manifest.access.private:  # a record would use the token up
         yield CheckResult(
             "uplink", None, "Not measured: in a private run members answer probes of members alone."

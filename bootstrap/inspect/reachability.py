@@ -15,6 +15,7 @@ from protocol.messages.peers import Hello
 from protocol.records.addresses import host_of
 from protocol.rpc.rpc import Rpc
 from protocol.supervision import all_of
+from protocol.transport.punching import MOST_SEEN
 
 MOST_DIALLING_BACK = 8
 
@@ -56,12 +57,24 @@ def clock(answers: Sequence[Answered | None], first: float, limit: float) -> Che
     return CheckResult("clock", True, told)
 
 
-def reachability(answers: Sequence[str | None], port: int, near: Interface | None = None) -> CheckResult:
-    """Judge the port by answers: the address at which this machine was dialled, "" for none, None for no answer."""
+def reachability(
+    answers: Sequence[str | None],
+    port: int,
+    near: Interface | None = None,
+    seen: Sequence[str] = (),
+    networks: int = 0,
+) -> CheckResult:
+    """Judge the port by answers: the address at which this machine was dialled, "" for none, None for no answer.
+
+    They are of peers of so many `networks`, some of which have `seen` this machine's connections at these addresses.
+    """
     tried = [answer for answer in answers if answer is not None]
     at = sorted({answer for answer in tried if answer})
     if at:
-        told = f"{sum(map(bool, tried))} of {len(tried)} peers dialled this machine directly, at {', '.join(at)}."
+        told = (
+            f"{sum(map(bool, tried))} of {len(tried)} peers{_of(networks)} dialled this machine directly, at "
+            f"{', '.join(at)}."
+        )
         if not any(_is_local(address) for address in at):
             return CheckResult("port", True, told)
         return CheckResult(
@@ -70,11 +83,27 @@ def reachability(answers: Sequence[str | None], port: int, near: Interface | Non
     if not tried:
         return CheckResult("port", None, "Nobody tried to dial this machine back.")
     told = (
-        f"None of {len(tried)} peers could dial this machine. A node here trains with those that it can dial itself, "
-        "and with others through a peer that passes streams on: a seed peer does, and members with "
-        f"--relay-for-others. For the direct way: {_opened(port, near)}"
+        f"None of {len(tried)} peers{_of(networks)} could dial this machine. A node here trains with those that it "
+        "can dial itself, and with others through a peer that passes streams on: a seed peer does, and members with "
+        f"--relay-for-others.{_met(seen, near)} For the direct way: {_opened(port, near)}"
     )
     return CheckResult("port", None, told)
+
+
+def _of(networks: int) -> str:
+    return f", of {networks} networks," if networks > 1 else ""
+
+
+def _met(seen: Sequence[str], near: Interface | None) -> str:
+    """What the router's ports tell of meeting other hidden nodes directly; nothing by fewer than two observers."""
+    if len(seen) < MOST_SEEN or (near is not None and not near.is_private):
+        return ""
+    if len(set(seen)) == 1:
+        return f" Most others behind routers it meets directly: {len(seen)} peers see it at {seen[0]}."
+    return (
+        " Others behind routers it does not meet directly: the router gives each destination another port "
+        f"({', '.join(sorted(set(seen))[:MOST_SEEN])})."
+    )
 
 
 def _opened(port: int, near: Interface | None) -> str:

@@ -53,8 +53,8 @@ def serve_ways(rpc: Rpc) -> None:
 class WaysIn:
     """Keeps `Transport.ways_in` true, and the addresses at which others join the run instead of at this node's.
 
-    Mutable state: when they are looked for again, by the loop's clock, whether a lack of ways has been told, and
-    the peers that have answered this one.
+    Mutable state: when they are looked for again, by the loop's clock, whether a lack of ways has been told, which
+    hidden peers were connected directly at the last look, and the peers that have answered this one.
     """
 
     def __init__(self, rpc: Rpc, events: Events) -> None:
@@ -63,6 +63,7 @@ class WaysIn:
         self._events = events
         self._due = 0.0
         self._has_told = False
+        self._met = frozenset[PeerId]()
         self._answered = list[PeerId]()
         self.has_looked = asyncio.Event()  # whether anybody can dial this node, so far as peers say
 
@@ -74,10 +75,13 @@ class WaysIn:
         """Look every `LOOKED_EVERY` seconds, for ever. May be started again."""
         clock, transport = asyncio.get_running_loop().time, self._rpc.transport
         while True:
-            places = await transport.remotes()
+            found = await transport.remotes()
+            # a hidden peer that was met can neither pass streams of others on nor be joined through
+            places = {peer: found[peer] for peer in found.keys() - transport.met_directly}
             has_lost = not set(transport.ways_in) <= places.keys()
             if has_lost or clock() >= self._due:
                 await self._look(places, has_lost=has_lost)
+            self._tell_met()
             self.has_looked.set()
             await asyncio.sleep(LOOKED_EVERY)
 
@@ -155,6 +159,20 @@ class WaysIn:
         except NolocoError:
             return False
         return True
+
+    def _tell_met(self) -> None:
+        """Report the hidden peers with which there is a direct connection by now, and those with none any more."""
+        met = self._rpc.transport.met_directly
+        if new := sorted(met - self._met):
+            names = ", ".join(f"…{peer[-8:]}" for peer in new)
+            self._events.say(
+                f"Connected directly to {names}, behind another router: nobody passes streams on between the two.",
+                "met-directly",
+                peers=new,
+            )
+        if lost := sorted(self._met - met):
+            self._events.emit("no-longer-direct", peers=lost)
+        self._met = met
 
     def _tell(self, ways: Sequence[PeerId], *, is_hidden: bool) -> None:
         if set(ways) - set(self._rpc.transport.ways_in):

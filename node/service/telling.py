@@ -140,6 +140,8 @@ class Teller:
             of_peak=use.share_of_peak,
             device=use.name,
             passed_on=context.transport.passed_on,
+            met_directly=len(context.transport.met_directly),
+            relayed=len(context.transport.relayed),
         )
 
     def _seconds_left(self, service: Served, rate: float, now: float) -> float | None:

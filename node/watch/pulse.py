@@ -10,7 +10,7 @@ from node.watch.loss_history import has_jumped
 from node.watch.time_use import Idle
 from node.watch.words import count, duration, jump_sentence
 from protocol.messages.peers import LossBest, LossTrend
-from protocol.windows import amount
+from protocol.windows import amount, counted
 
 BUSY = 0.97  # above it, what is waited for is not worth a word
 
@@ -38,6 +38,8 @@ class Pulse:
     best: LossBest | None = None  # loss so far
     time: float = 0.0  # wall clock
     passed_on: int = 0  # bytes, between others that cannot dial each other
+    met_directly: int = 0  # peers behind other routers, where this node is behind one, too
+    relayed: int = 0  # peers that third ones pass streams on to and from
 
 
 def sentence(pulse: Pulse) -> str:
@@ -90,7 +92,9 @@ def device_in_words(pulse: Pulse) -> str:
 def network_in_words(pulse: Pulse) -> str:
     up, down = (8e-6 * rate for rate in (pulse.upload, pulse.download))
     passed = f", {amount(pulse.passed_on)} passed on for others" if pulse.passed_on else ""
-    return f"{up:.3g} Mbit/s up, {down:.3g} down{passed}"
+    met = f", {counted(pulse.met_directly, 'peer')} behind routers met directly" if pulse.met_directly else ""
+    through = f", {counted(pulse.relayed, 'peer')} reached through others" if pulse.relayed else ""
+    return f"{up:.3g} Mbit/s up, {down:.3g} down{passed}{met}{through}"
 
 
 def farewell(seconds: float, tokens: int, rounds: int, arguments: Sequence[str] | None) -> str:

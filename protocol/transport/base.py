@@ -68,6 +68,10 @@ class Transport(abc.ABC):
     peer_id: PeerId
     ways_in: tuple[PeerId, ...] = ()  # who passes streams on to this peer, see `through`
     is_hidden = False  # nobody can dial this peer, so far as others have tried
+    met_directly: frozenset[PeerId] = (
+        frozenset()
+    )  # hidden peers that this one, hidden too, is connected to directly
+    relayed: frozenset[PeerId] = frozenset()  # peers whose streams from and to this one go through third ones
     # addresses of other peers, at which to join the run, where nobody can dial this one
     joined_through: tuple[str, ...] = ()
     refuses: Callable[[PeerId], bool] = staticmethod(
@@ -217,6 +221,13 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     async def remotes(self) -> dict[PeerId, list[str]]:
         """The addresses that connections come from or lead to, without /p2p/: not what peers say, and no relay's."""
+
+    async def seen_by(self, observers: Sequence[PeerId]) -> list[str]:
+        """Return the public addresses, without /p2p/, at which connected peers see this one's connections.
+
+        One of each that answers within seconds. Raises nothing.
+        """
+        return []
 
     @abc.abstractmethod
     async def dial_back(self, peer: PeerId, port: int, deadline: float) -> str:

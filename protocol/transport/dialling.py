@@ -27,19 +27,24 @@ FIRST_PAUSE = 1.0  # seconds, twice as long with each failure
 LONGEST_PAUSE = 60.0
 # the same for a peer that others reach through third ones: that it cannot be dialled is what is expected
 FIRST_DIRECT, LONGEST_DIRECT = 30.0, 600.0
+FIRST_MEETING = (
+    10.0  # the same for one with which a direct connection is arranged; p2pd rests for 5 s after a failure
+)
 
 
 class Dials:
     """Limits which addresses of other peers' records are dialled, how often, and when after a failure.
 
     Mutable state: the addresses in peers' records, who could not be reached how often and rests until when, who was
-    dialled in vain beside a way through third peers, and what may still be dialled. Times are elapsed seconds.
+    dialled in vain beside a way through third peers, with whom a direct connection was arranged in vain, and what may
+    still be dialled. Times are elapsed seconds.
     """
 
     def __init__(self) -> None:
         self._learned = PeerTable[list[str]](MOST_PEERS)
         self._failures = PeerTable[tuple[int, float]](MOST_PEERS)
         self._direct = PeerTable[tuple[int, float]](MOST_PEERS)
+        self._meetings = PeerTable[tuple[int, float]](MOST_PEERS)
         self._dials, self._dial_backs = Allowance(*DIALS), Allowance(*DIAL_BACKS)
 
     @window
@@ -59,8 +64,11 @@ class Dials:
 
     def take(self, peer: PeerId, here: Whereabouts, now: float) -> list[str]:
         """The addresses in the peer's record that may be dialled now; they then count as dialled."""
-        wanted = dialable(self._learned.get(peer, []), here)
-        return [address for address in wanted if self._dials.take(peer, 1, now)]
+        return self.take_named(peer, self._learned.get(peer, []), here, now)
+
+    def take_named(self, peer: PeerId, addresses: Sequence[str], here: Whereabouts, now: float) -> list[str]:
+        """Those of a peer's addresses, with /p2p/, that may be dialled now; they then count as dialled."""
+        return [address for address in dialable(addresses, here) if self._dials.take(peer, 1, now)]
 
     def take_direct(self, peer: PeerId, here: Whereabouts, now: float) -> list[str]:
         """The addresses at which to try a peer that is reached through third ones; none if that was done of late."""
@@ -69,6 +77,14 @@ class Dials:
             return []
         self._direct[peer] = tries + 1, now + doubled(FIRST_DIRECT, tries, LONGEST_DIRECT)
         return addresses
+
+    def take_meeting(self, peer: PeerId, now: float) -> bool:
+        """Return whether to arrange a direct connection with a hidden peer now; it then counts as tried."""
+        tries, until = self._meetings.get(peer, (0, now))
+        if now < until:
+            return False
+        self._meetings[peer] = tries + 1, now + doubled(FIRST_MEETING, tries, LONGEST_DIRECT)
+        return True
 
     def take_back(self, peer: PeerId, now: float) -> bool:
         """Return whether the peer, which asks for it, may be dialled back now; it then counts as done."""
@@ -89,3 +105,4 @@ class Dials:
     def succeeded(self, peer: PeerId) -> None:
         self._failures.pop(peer, None)
         self._direct.pop(peer, None)
+        self._meetings.pop(peer, None)

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import logging
 import re
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,10 +31,12 @@ from protocol.records.records import expiry, is_in_reach, key_digest, open_recor
 from protocol.supervision import Supervisor, Work
 from protocol.transport.base import COPIES, Handler, Stream, Transport
 from protocol.transport.dialling import Dials
+from protocol.transport.held_open import answered, begun, handed_over
 from protocol.transport.libp2p_session import Libp2pStream, Session
 from protocol.transport.metering import Meter
 from protocol.transport.p2pd import Libp2pConfig
 from protocol.transport.passing_on import PASS_ON, PASSED_ON
+from protocol.transport.punching import PUNCH, SEEN_AT, Around, Punching
 from protocol.transport.third_peers import ThirdPeers
 from protocol.windows import counted, short, window
 
@@ -54,6 +57,7 @@ _RESTART_DEADLINE = 30.0  # seconds for p2pd to be up again and to have dialled 
 _LONGEST_PAUSE = 30.0  # seconds between attempts to restart p2pd
 # seconds of advance that dialling a peer directly has, before a stream goes through others, and that it takes at most
 HEAD_START, DIRECT_DEADLINE = 0.5, 5.0
+MOST_HELD = 64  # connections that were begun for p2pd: each is two sockets and half a MiB
 WATCHDOG = "watching the network process"
 
 
@@ -78,6 +82,19 @@ class Libp2pTransport(Transport):
         )
         self._handlers[PASS_ON] = self._on_pass_on
         self._handlers[PASSED_ON] = self._thirds.on_passed_on
+        around = Around(
+            observers=lambda: self.ways_in,
+            port=lambda: self._config.port,
+            open_connected=self._open_connected,
+            open_through=self._thirds.open,
+            remotes=self.remotes,
+            take=self._take_named,
+            dial=lambda peer, addresses, deadline: self._up().dial_any(peer, addresses, deadline),
+            begin=self._begin,
+        )
+        self._punching = Punching(around)
+        self._handlers[SEEN_AT] = self._on_seen_at
+        self._handlers[PUNCH] = self._on_punch
         self._book = PeerTable[list[str]](_BOOK_SIZE)  # addresses of peers met, the latest last
         self._dials = Dials()  # by the peers' own records
         self._joined_at = set[bool]()  # whether an address that answered `connect` was of this machine
@@ -177,13 +194,70 @@ class Libp2pTransport(Transport):
 
     async def _leave_ways(self, session: Session) -> None:
         """Have streams that go through others replaced by direct ones; dial their peers for that now and then."""
-        if relayed := self._thirds.relayed():
-            places = await session.remotes()
-            for peer in relayed:
-                if places.get(peer):
-                    self._thirds.supersede(peer)
-                else:
-                    self._dial_directly(session, peer)
+        relayed = self._thirds.relayed()
+        if not relayed and not self.is_hidden:
+            self.relayed = self.met_directly = frozenset()
+            return
+        places, now = await session.remotes(), asyncio.get_running_loop().time()
+        self.met_directly = frozenset(filter(self._may_meet, (peer for peer in places if places[peer])))
+        self.relayed = frozenset(peer for peer in relayed if not places.get(peer))
+        for peer in relayed:
+            if peer not in self.relayed:
+                self._thirds.supersede(peer)
+                continue
+            self._dial_directly(session, peer)
+            begins = self._may_meet(peer) and self.peer_id < peer
+            if begins and self._dials.take_meeting(peer, now):
+                self._supervisor.start(self._punching.meet(peer))
+
+    async def seen_by(self, observers: Sequence[PeerId]) -> list[str]:
+        return await self._punching.seen_by(observers)
+
+    def _may_meet(self, peer: PeerId) -> bool:
+        """Return whether a direct connection has to be arranged: nobody can dial either end."""
+        return self.is_hidden and self._thirds.calls_itself_hidden(peer)
+
+    async def _on_seen_at(self, stream: Stream) -> None:
+        if self._admission is None or self._admission.knows(stream.remote):
+            await self._punching.on_seen_at(stream)
+
+    async def _on_punch(self, stream: Stream) -> None:
+        if self._may_meet(stream.remote):
+            await self._punching.on_punch(stream)
+
+    def _begin(self, address: str) -> None:
+        """Begin a connection from the port that p2pd listens on, and let p2pd have it once it is there."""
+        session = self._up()
+        if len(session.outside) >= MOST_HELD:
+            raise OSError(f"{MOST_HELD} connections are held open already")
+        held = begun(address, self._config.host, self._config.port)
+
+        async def hold() -> None:
+            try:
+                if await answered(held):
+                    await self._hand_over(session, held, address)
+            except OSError as error:
+                logger.debug("The connection with %s has ended: %s", address, error)
+            finally:
+                held.close()
+
+        self._supervisor.spawn(hold(), "holding a connection open", "A peer is not reached directly.")
+
+    async def _hand_over(self, session: Session, held: socket.socket, address: str) -> None:
+        place = host_of(f"/ip4/{self._config.host}")
+        host = "127.0.0.1" if place is None or place.is_unspecified else self._config.host
+        async with handed_over(held, host, self._config.port) as (port, copying):
+            taken_for, outside = f"/ip4/{host}/tcp/{port}", address.partition("/p2p/")[0]
+            session.outside[taken_for] = outside
+            try:
+                await copying.run()
+            finally:
+                del session.outside[taken_for]
+
+    def _take_named(self, peer: PeerId, addresses: Sequence[str]) -> list[str]:
+        """See `Around.take`."""
+        named, now = [f"{address}/p2p/{peer}" for address in addresses], asyncio.get_running_loop().time()
+        return self._dials.take_named(peer, named, self._whereabouts(self._up()), now)
 
     async def _open(
         self, session: Session, peer: PeerId, protocol: str, deadline: float, ahead: bool

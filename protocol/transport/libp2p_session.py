@@ -146,6 +146,7 @@ class Session:
         self._located = -math.inf
         self._shut_out: Callable[[PeerId], Awaitable[None]] = self.disconnect
         self._held = HeldStreams()
+        self.outside: dict[str, str] = {}  # by what p2pd takes a peer's place for, where it really is
 
     @window
     def __repr__(self) -> str:
@@ -294,7 +295,10 @@ class Session:
     async def remotes(self) -> dict[PeerId, list[str]]:
         """See `Transport.remotes`. Raises like `P2pdControl`."""
         found = await self.p2pd.control.remote_addresses(_LOCAL_DEADLINE)
-        return {peer: [a for a in places if "p2p-circuit" not in a] for peer, places in found.items()}
+        return {
+            peer: [self.outside.get(a, a) for a in places if "p2p-circuit" not in a]
+            for peer, places in found.items()
+        }
 
     async def dial_back(self, peer: PeerId, port: int, here: Whereabouts, deadline: float) -> str:
         """See `Transport.dial_back`; `here` is where this peer is."""

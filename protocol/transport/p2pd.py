@@ -33,6 +33,9 @@ _COUNT_SECONDS = 1.0  # between looks at what the kernel counts; a millisecond e
 # A session of its own, where the machine has the command for it: Ctrl-C in a terminal is for its parent, which still
 # needs the network to leave. It replaces itself by p2pd, so that the child is p2pd.
 _OWN_SESSION = [path for path in [shutil.which("setsid")] if path is not None]
+# `-relay=0` leaves it on: p2pd's flags only ever switch it on, and it is on unless this file says otherwise. Then
+# p2pd passes on what strangers send, 128 KiB a connection or 4 GiB, outside of all limits.
+_NO_RELAY = '{"Relay": {"Enabled": false}}'
 IDLE_TIMEOUT = 10  # seconds; a p2pd whose parent died before it connected ends by itself after this
 
 
@@ -88,7 +91,7 @@ class P2pd:
         _remove_former()
         prefix = f"noloco-{os.getpid()}-{pids_known()}-"
         directory = folder_for_sockets(prefix)
-        handles: list[P2P] = []
+        file, handles = directory / "p2pd.json", list[P2P]()
 
         class Handle(P2P):  # type: ignore[misc] # hivemind has no types
             """Keeps its sockets in the private directory, and is known even if it never gets ready.
@@ -105,10 +108,11 @@ class P2pd:
 
             @staticmethod
             def _make_process_args(*arguments: object, **flags: object) -> list[str]:
-                command: list[str] = P2P._make_process_args(*arguments, noise=False, **flags)
+                command: list[str] = P2P._make_process_args(*arguments, noise=False, f=file, **flags)
                 return [*_OWN_SESSION, *command]
 
         try:
+            file.write_text(_NO_RELAY)
             async with asyncio.timeout(config.startup_timeout):
                 p2p = await Handle.create(
                     host_maddrs=host_addresses,

@@ -153,6 +153,17 @@ def test_who_cannot_be_dialled_is_told_what_to_forward() -> None:
     assert "Forward TCP port 31337 of the router to this machine" in unknown.told
 
 
+def test_who_is_behind_a_router_is_told_whether_others_there_meet_it_directly() -> None:
+    no = reachability(["", ""], 31337, near=HOME, seen=[AT, AT], networks=2)
+    assert no.told.startswith("None of 2 peers, of 2 networks, could dial this machine.")
+    assert f"Most others behind routers it meets directly: 2 peers see it at {AT}." in no.told
+    other = AT.replace("31337", "40000")
+    apart = reachability(["", ""], 31337, near=HOME, seen=[AT, other], networks=1)
+    assert "None of 2 peers could dial" in apart.told
+    assert f"the router gives each destination another port ({AT}, {other})." in apart.told
+    assert "directly" not in reachability([""], 31337, near=HOME, seen=[AT]).told
+
+
 def test_with_an_address_of_its_own_it_is_the_firewall() -> None:
     no = reachability([""], 31337, near=PUBLIC)
     assert "Open TCP port 31337 in this machine's firewall (ufw allow 31337/tcp)" in no.told

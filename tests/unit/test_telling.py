@@ -155,6 +155,11 @@ def test_the_line_has_everything_that_a_volunteer_asks() -> None:
     )
 
 
+def test_a_node_behind_a_router_says_how_it_reaches_others_there() -> None:
+    told = "12 Mbit/s up, 10 down, 1 peer behind routers met directly, 2 peers reached through others, 1.24 million"
+    assert told in sentence(replace(PULSE, met_directly=1, relayed=2))
+
+
 def test_a_node_without_a_next_stage_shows_no_speed() -> None:
     line = sentence(replace(PULSE, no_peer_seconds=32.0, next_stage=2, of_peak=0.38))
     assert "nobody serves stage 2 for 32 s" in line

@@ -230,3 +230,25 @@ async def test_a_seed_peer_at_home_invites_to_the_members_that_it_has_dialled() 
         assert in_a_line(addresses) == f"noloco join {home.place(1)}"
         home.node.announced = [OUTSIDE]
         assert await addresses_to_join(home.node) == home.node.addresses()
+
+
+@in_virtual_time
+async def test_hidden_peers_that_are_met_directly_are_told_once_and_their_loss_is_an_event() -> None:
+    async with at_home([True]) as home:
+        await home.ways.has_looked.wait()
+        home.node.met_directly = frozenset(home.peers)
+        await asyncio.sleep(3 * LOOKED_EVERY)
+        assert home.events() == ["reached-through", "met-directly"]
+        assert home.told[-1]["peers"] == home.peers
+        home.node.met_directly = frozenset()
+        await asyncio.sleep(2 * LOOKED_EVERY)
+        assert "no-longer-direct" in home.events()
+
+
+@in_virtual_time
+async def test_a_hidden_peer_that_was_met_is_neither_a_way_in_nor_an_address_to_join_at() -> None:
+    async with at_home([True, True]) as home:
+        home.node.met_directly = frozenset(home.peers[:1])
+        await home.ways.has_looked.wait()
+        assert home.node.ways_in == (home.peers[1],)
+        assert home.node.addresses_to_join() == [home.place(1)]

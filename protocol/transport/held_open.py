@@ -1,0 +1,99 @@
+"""A TCP connection begun from the port that p2pd listens on, and handed to p2pd once the other end has answered.
+
+p2pd itself cannot begin it: both ends would then be TLS callers. Nor can a SYN be sent and forgotten, with p2pd's
+listener to answer what comes: Linux's conntrack, which many home routers have, drops its SYN-ACK, whose number does
+not go with the first SYN's. So the connection is held here; its bytes are copied to p2pd and back, still encrypted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from protocol.records.addresses import host_of
+from protocol.supervision import all_of
+
+ANSWERED = 6.0  # seconds: three SYNs of the kernel's, after 0, 1 and 3
+_COPIED = 1 << 18  # bytes at once
+
+
+def begun(address: str, host: str, port: int) -> socket.socket:
+    """Begin a connection to `address` from `host` and `port`, with its first SYN. Raises `OSError`."""
+    there = host_of(address)
+    if there is None:
+        raise OSError(errno.EADDRNOTAVAIL, f"{address} names no host")
+    is_old = there.version == 4
+    held = socket.socket(socket.AF_INET if is_old else socket.AF_INET6, socket.SOCK_STREAM)
+    try:
+        held.setblocking(False)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind((host, port))
+        refused = held.connect_ex((str(there), int(address.split("/")[4])))
+        if refused not in (0, errno.EINPROGRESS):
+            raise OSError(refused, f"{address} cannot be sent to")
+    except BaseException:
+        held.close()
+        raise
+    return held
+
+
+async def answered(held: socket.socket) -> bool:
+    """Wait `ANSWERED` seconds at most for the other end; return whether the connection is there."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_writer(held.fileno(), lambda: None if ready.done() else ready.set_result(None))
+    try:
+        async with asyncio.timeout(ANSWERED):
+            await ready
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_writer(held.fileno())
+    return held.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+
+
+@asynccontextmanager
+async def handed_over(held: socket.socket, host: str, port: int) -> AsyncIterator[tuple[int, Copying]]:
+    """Connect to p2pd, which listens there; gives the port that it takes the other end for, and what copies.
+
+    Closes both connections. Raises `OSError`.
+    """
+    near = await asyncio.open_connection(host, port, limit=_COPIED)
+    try:
+        far = await asyncio.open_connection(sock=held, limit=_COPIED)
+    except BaseException:
+        near[1].close()
+        raise
+    try:
+        yield near[1].get_extra_info("sockname")[1], Copying(near, far)
+    finally:
+        near[1].close()
+        far[1].close()
+
+
+class Copying:
+    """Copies bytes both ways between two connections."""
+
+    def __init__(
+        self,
+        one: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        other: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    ) -> None:
+        self._one, self._other = one, other
+
+    async def run(self) -> None:
+        """Return once either end has closed or broken."""
+        with suppress(OSError, EOFError):
+            await all_of(
+                self._copied(self._one[0], self._other[1]), self._copied(self._other[0], self._one[1])
+            )
+
+    async def _copied(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while some := await source.read(_COPIED):
+            target.write(some)
+            await target.drain()
+        raise EOFError

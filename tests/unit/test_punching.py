@@ -1,0 +1,279 @@
+"""Two peers behind routers arrange a direct connection: who sends what to where, and what a liar can have them do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from bootstrap.lab.in_memory.memory import MemoryTransport
+from bootstrap.lab.in_memory.memory_link import Link
+from bootstrap.lab.in_memory.memory_network import MemoryNetwork
+from protocol.errors import PeerUnreachable
+from protocol.ground import PeerId
+from protocol.records.addresses import Whereabouts, host_of
+from protocol.records.identity import Identity
+from protocol.transport.dialling import FIRST_MEETING, LONGEST_DIRECT, Dials
+from protocol.transport.libp2p import Libp2pTransport
+from protocol.transport.punching import (
+    ASKED_OFTEN,
+    MOST_SEEN,
+    PUNCH,
+    SEEN_AT,
+    Around,
+    Punching,
+    read_addresses,
+)
+from tests.unit.two_peers import in_virtual_time
+
+NEAR, FAR = "/ip4/9.9.1.1/tcp/4001", "/ip4/9.9.2.1/tcp/4002"
+AT_HOME = Whereabouts(frozenset(filter(None, [host_of("/ip4/192.168.1.2/tcp/4001")])), False)
+PEER = Identity.from_seed("somebody").peer_id
+FOREIGN = (  # what neither a record nor a frame may have this machine dial
+    "/ip4/8.8.8.8/udp/4001/quic-v1",
+    "/ip4/8.8.8.8/udp/4001/quic",
+    "/ip4/8.8.8.8/udp/4001",
+    "/ip4/8.8.8.8/tcp/4001/quic-v1",
+    "/ip4/8.8.8.8/quic-v1/4001",
+    "/ip4/8.8.8.8/tcp/4001/ws",
+    "/ip6/2606:4700::1111/udp/4001/quic-v1/webtransport",
+    "/dns4/example.com/udp/4001/quic-v1",
+    "/dns4/example.com/tcp/4001",
+    f"/ip4/8.8.8.8/udp/4001/quic-v1/p2p/{PEER}/p2p-circuit",
+    "/ip4/127.0.0.1/tcp/4001",
+    "/ip4/10.0.0.1/tcp/4001",
+    "/ip4/8.8.8.8/tcp/22",
+    "/ip4/224.0.0.1/tcp/4001",
+    "",
+)
+
+
+@dataclass
+class Peer:
+    """A peer behind a router. Mutable state: what it did, in order, and what it is seen at by the observer."""
+
+    transport: MemoryTransport
+    observers: list[PeerId] = field(default_factory=list)
+    remotes: dict[PeerId, list[str]] = field(default_factory=dict)
+    did: list[tuple[str, str]] = field(default_factory=list)
+    dials: Dials = field(default_factory=Dials)
+    here: Whereabouts = AT_HOME
+    port: int = 0
+
+    async def begin(self) -> None:
+        async def remotes() -> dict[PeerId, list[str]]:
+            return self.remotes
+
+        async def dial(peer: PeerId, addresses: list[str], deadline: float) -> bool:
+            self.did += [("dial", address) for address in addresses]
+            return True
+
+        def begin(address: str) -> None:
+            self.did.append(("begin", address))
+
+        def take(peer: PeerId, addresses: Sequence[str]) -> list[str]:
+            return self.dials.take_named(peer, [f"{one}/p2p/{peer}" for one in addresses], self.here, 0.0)
+
+        around = Around(
+            lambda: self.observers,
+            lambda: self.port,
+            self.transport.open,
+            self.transport.open,
+            remotes,
+            take,
+            dial,
+            begin,
+        )
+        self.punching = Punching(around)
+        await self.transport.start()
+        await self.transport.serve(SEEN_AT, self.punching.on_seen_at)
+        await self.transport.serve(PUNCH, self.punching.on_punch)
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self.transport.peer_id
+
+
+@asynccontextmanager
+async def two_homes() -> AsyncIterator[tuple[Peer, Peer, Peer]]:
+    """Two hidden peers and the one between them, which sees them at `NEAR` and `FAR`."""
+    network = MemoryNetwork(0, Link(latency=0.01))
+    near, between, far = (
+        Peer(MemoryTransport(network, Identity.from_seed("punching", name))) for name in range(3)
+    )
+    for peer in (near, between, far):
+        await peer.begin()
+    near.port, far.port = 4001, 4002
+    near.observers = far.observers = [between.peer_id]
+    between.remotes = {near.peer_id: [NEAR], far.peer_id: [FAR]}
+    try:
+        yield near, between, far
+    finally:
+        for peer in (near, between, far):
+            await peer.transport.close()
+
+
+@in_virtual_time
+async def test_the_other_end_begins_a_connection_to_where_this_one_is_seen_before_this_one_dials() -> None:
+    async with two_homes() as (near, _, far):
+        assert await near.punching.meet(far.peer_id)
+        assert far.did == [("begin", f"{NEAR}/p2p/{near.peer_id}")]
+        assert near.did == [("dial", f"{FAR}/p2p/{far.peer_id}")]
+
+
+@in_virtual_time
+async def test_the_port_that_a_peer_listens_on_is_tried_beside_the_one_that_is_seen() -> None:
+    async with two_homes() as (near, between, far):
+        between.remotes[far.peer_id] = [FAR.replace("4002", "50000")]
+        await near.punching.meet(far.peer_id)
+        assert [address.split("/")[4] for _, address in near.did] == ["4002", "50000"]
+
+
+@in_virtual_time
+async def test_who_does_not_know_where_it_is_seen_neither_asks_nor_sends() -> None:
+    async with two_homes() as (near, between, far):
+        for seen in ([], ["/ip4/192.168.1.2/tcp/4001"], ["/ip4/8.8.8.8/udp/4001/quic-v1"]):
+            between.remotes[near.peer_id] = seen
+            assert not await near.punching.meet(far.peer_id)
+        assert far.did == []
+        between.remotes = {near.peer_id: [NEAR], far.peer_id: []}
+        assert not await near.punching.meet(far.peer_id)
+        far.observers = []
+        assert not await near.punching.meet(far.peer_id)
+        assert far.did == near.did == []
+
+
+@in_virtual_time
+async def test_a_peer_that_is_gone_is_not_met_and_nothing_is_raised() -> None:
+    async with two_homes() as (near, between, far):
+        await far.transport.close()
+        assert not await near.punching.meet(far.peer_id)
+        await between.transport.close()
+        assert await near.punching.seen_at() == []
+
+
+@in_virtual_time
+async def test_neither_end_has_the_other_dial_what_a_record_could_not() -> None:
+    async with two_homes() as (near, between, far):
+        for foreign in FOREIGN:
+            between.remotes[far.peer_id] = [foreign]
+            await near.punching.meet(far.peer_id)
+            far.dials, near.dials = Dials(), Dials()
+        assert near.did == []
+        for peer in (near, far):
+            peer.did.clear()
+        between.remotes[far.peer_id] = [FAR]
+        for foreign in FOREIGN:  # an asker that lies about where it is seen
+            stream = await near.transport.open(far.peer_id, PUNCH, 5.0)
+            raw = msgpack.packb([foreign])
+            await stream.write(len(raw).to_bytes(4, "big"), raw)
+            await stream.read(4)
+            stream.close()
+        assert far.did == []
+
+
+@in_virtual_time
+async def test_connections_begun_are_as_few_as_dials_on_the_word_of_others() -> None:
+    async with two_homes() as (near, _, far):
+        for _ in range(20):
+            await near.punching.meet(far.peer_id)
+        assert len(far.did) == 8
+
+
+@in_virtual_time
+async def test_how_often_a_peer_is_told_where_it_is_seen_is_bounded() -> None:
+    async with two_homes() as (near, _, _):
+        told = [bool(await near.punching.seen_at()) for _ in range(20)]
+        assert told == [True] * ASKED_OFTEN[0][0] + [False] * (20 - ASKED_OFTEN[0][0])
+
+
+@pytest.mark.parametrize(
+    "found", [b"", b"\xc1", msgpack.packb("x"), msgpack.packb({"a": 1}), msgpack.packb(7)]
+)
+def test_what_is_no_list_ends_the_stream(found: bytes) -> None:
+    with pytest.raises(PeerUnreachable, match="no addresses"):
+        read_addresses(found, PEER)
+
+
+def test_of_a_list_the_first_usable_addresses_count() -> None:
+    assert read_addresses(msgpack.packb([None, NEAR]), PEER) == [NEAR]
+    assert read_addresses(msgpack.packb([NEAR] * 50), PEER) == [NEAR] * MOST_SEEN
+    assert read_addresses(msgpack.packb([b"\xff", [NEAR], 3.0]), PEER) == []
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_a_record_with_such_an_address_in_any_place_has_nobody_dial_it(foreign: str) -> None:
+    good = f"{FAR}/p2p/{PEER}"
+    for place in range(3):
+        for written in (foreign, f"{foreign}/p2p/{PEER}"):
+            dials, addresses = Dials(), [good, good]
+            addresses.insert(place, written)
+            dials.learn(PEER, addresses)
+            assert dials.take(PEER, AT_HOME, 0.0) == [good, good]
+
+
+def test_a_meeting_that_comes_to_nothing_is_tried_ever_more_rarely() -> None:
+    dials, now, tried = Dials(), 0.0, []
+    while now < 3_600:
+        if dials.take_meeting(PEER, now):
+            tried.append(now)
+        now += 3.0
+    pauses = [later - before for before, later in pairwise(tried)]
+    assert pauses[0] == pytest.approx(FIRST_MEETING, abs=3.0)
+    assert max(pauses) == pytest.approx(LONGEST_DIRECT, abs=3.0)
+    dials.succeeded(PEER)
+    assert dials.take_meeting(PEER, now)
+
+
+class Between:
+    """A session of p2pd in which some peers are connected. Mutable state: those, and what was dialled."""
+
+    def __init__(self) -> None:
+        self.addresses: list[str] = []
+        self.places: dict[PeerId, list[str]] = {}
+
+    async def remotes(self) -> dict[PeerId, list[str]]:
+        return self.places
+
+
+@dataclass
+class Meetings:
+    """What a transport arranges. Mutable state: the peers that it was to meet."""
+
+    met: list[PeerId] = field(default_factory=list)
+
+    async def meet(self, peer: PeerId) -> bool:
+        self.met.append(peer)
+        return True
+
+
+async def test_of_two_hidden_peers_the_one_with_the_smaller_id_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = []
+    for name, other in ((0, 1), (1, 0)):
+        Identity.from_seed("begins", name).save(tmp_path / str(name))
+        transport, session, meetings = Libp2pTransport(tmp_path / str(name)), Between(), Meetings()
+        peer = Identity.from_seed("begins", other).peer_id
+        monkeypatch.setattr(transport, "_punching", meetings)
+        monkeypatch.setattr(transport._thirds, "relayed", lambda peer=peer: [peer])
+        transport.learn_ways(peer, [PEER])
+        await transport._leave_ways(session)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        assert meetings.met == [], "it can be dialled itself"
+        transport.is_hidden = True
+        await transport._leave_ways(session)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        began += meetings.met
+        assert (transport.relayed, transport.met_directly) == ({peer}, frozenset())
+        session.places[peer] = [FAR]
+        await transport._leave_ways(session)  # type: ignore[arg-type]
+        assert (transport.relayed, transport.met_directly) == (frozenset(), {peer})
+        assert meetings.met == began[-1:] or meetings.met == []
+    assert began == [max(Identity.from_seed("begins", name).peer_id for name in (0, 1))]
