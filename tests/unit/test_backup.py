@@ -1,4 +1,4 @@
-"""`noloco backup`, there and back: keys and small files in one file under a passphrase, and the same directory again."""
+"""`noloco backup`, there and back: keys and small files under a passphrase, and the same directory again."""
 
 from __future__ import annotations
 
