@@ -26,10 +26,10 @@ from node.machine.named import Use
 from node.machine.open_files import take_open_files
 from node.membership.outside import announced
 from node.watch.events import set_up_logging
-from protocol.errors import NolocoError, UserError
+from protocol.errors import NolocoError, StateError, UserError
 from protocol.files.keeping import own
 from protocol.records.addresses import SEED_PORT, check_announced
-from protocol.run.manifest import PRESETS
+from protocol.run.manifest import PRESETS, Manifest
 from protocol.transport.ports import require_port
 
 if TYPE_CHECKING:
@@ -138,12 +138,14 @@ def bootstrap(
     set_up_logging(verbose)
     try:
         wanted, raw = (None, None) if run is None else (run.manifest, run.tokenizer)
-        if is_chosen or (private is not None and run is None):
+        is_there = (directory / MANIFEST_FILE).exists()
+        if is_chosen or (private is not None and run is None and not is_there):
             options = RunOptions(preset, manifest, tokenizer, end_of_text, from_checkpoint, private=private)
             wanted, raw = options.resolved()
         require_port(host, port)  # after what was typed: a mistake there is one on any machine
         with own(directory, "--state-dir", writes=WRITTEN):
             founded = replace(found(directory, wanted, raw), text="" if run is None else run.text)
+            _require_access(founded.signed.manifest, private, directory)
             known_as = announced(announce or (), port, founded.peer_id)
             upload = _rate(max_upload, "--max-upload")
             config = Libp2pConfig(host=host, port=port, announce=known_as, upload=upload)
@@ -159,6 +161,16 @@ def _rate(text: str, option: str) -> float:
         return 0.0 if text in ("", "0") else parse_rate(text)
     except ValueError as error:
         raise UserError(f"The rate of {option} cannot be used: {error}.") from None
+
+
+def _require_access(manifest: Manifest, private: bool | None, directory: Path) -> None:
+    """Raise `StateError` where the run that `directory` holds is private and --open was given, or the other way."""
+    if private is not None and manifest.access.private != private:
+        kind = "private" if manifest.access.private else "open"
+        raise StateError(
+            f"{directory} holds run '{manifest.name}', which is {kind}, and manifests never change. Give a new run a "
+            "directory of its own with --state-dir."
+        )
 
 
 def _asked(private: bool | None) -> Answered | None:

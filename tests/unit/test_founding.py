@@ -191,3 +191,21 @@ def test_who_may_join_is_an_option_of_found_as_of_init(
         )
         assert "No run is founded here." in answer.output
     assert [manifest.access.private for manifest in wanted] == [is_private] * 3
+
+
+@pytest.mark.parametrize(("option", "goes_on"), [("--private", True), ("--open", False), ("", True)])
+def test_the_same_line_again_goes_on_with_a_run_whatever_its_preset(
+    option: str, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    preset = load_preset("llama-5m")
+    found(directory, preset.model_copy(update={"access": preset.access.model_copy(update={"private": True})}))
+
+    async def kept(*arguments: object, **options: object) -> None:
+        raise UserError("It would run now.")
+
+    monkeypatch.setattr(run, "keep_seed_peer", kept)
+    arguments = [*filter(None, [option]), "--port", "0", "--state-dir", str(directory)]
+    answer = " ".join(CliRunner().invoke(app, arguments).output.split())
+    assert ("It would run now." if goes_on else "holds run 'llama-5m', which is private") in answer
