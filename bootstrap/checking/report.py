@@ -164,6 +164,7 @@ def report_on(manifest: Manifest, replicas: int, links: AssumedLinks) -> Report:
     tokens = manifest.inner.microbatches * manifest.tokens_per_microbatch
     inner_steps = manifest.outer.inner_steps
     waiting = max(stage.round.seconds for stage in stages)
+    hop = _hop(manifest, links) if manifest.stages > 1 else None
     return Report(
         name=manifest.name,
         replicas=replicas,
@@ -171,10 +172,10 @@ def report_on(manifest: Manifest, replicas: int, links: AssumedLinks) -> Report:
         tokens_per_step=tokens,
         tokens_per_round=tokens * inner_steps,
         stages=stages,
-        hop=_hop(manifest, links) if manifest.stages > 1 else None,
+        hop=hop,
         stability=stability_of(manifest, replicas),
         least_step_seconds=waiting * (1 - TOLERABLE) / TOLERABLE / inner_steps,
-        notes=(*_notes(manifest), *_too_slow(manifest, stages, links)),
+        notes=(*_notes(manifest), *_much_averaging(stages, hop), *_too_slow(manifest, stages, links)),
         study=citation(manifest),
     )
 
@@ -266,6 +267,17 @@ def _too_slow(manifest: Manifest, stages: Sequence[StageFigures], links: Assumed
             "deadline or a shorter codec helps."
         )
     return notes
+
+
+def _much_averaging(stages: Sequence[StageFigures], hop: Hop | None) -> list[str]:
+    """Averaging that sends more than what goes between stages, which nobody can do without."""
+    most = max(stage.round.per_token for stage in stages)
+    if hop is None or most <= hop.forward + hop.back:
+        return []
+    return [
+        f"averaging sends {most:,.0f} bytes a token, more than the {hop.forward + hop.back:,.0f} of activations and "
+        'gradients at a hop: a larger outer.inner_steps, or wire.gossip "mod3" with outer.alpha 0, sends less.'
+    ]
 
 
 def _notes(manifest: Manifest) -> list[str]:

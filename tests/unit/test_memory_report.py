@@ -42,7 +42,7 @@ def test_memory_devices_and_bytes_are_told() -> None:
         "a100 80 GB 312 35%",
         "cpu 32 GB 0.77 35%",
         "35% is assumed to be reached",
-        "A microbatch of 8 × 1,024 tokens is 12.0 MiB forward and 12.0 MiB back, the 200 of a round 4.7 GiB",
+        "A microbatch of 8 × 1,024 tokens is 12.0 MiB forward and 12.0 MiB back, the 80 of a round 1.9 GiB",
     ):
         assert said in words, words
 
