@@ -153,7 +153,6 @@ def test_averaging_that_sends_more_than_activations_is_noted() -> None:
         return any("averaging sends" in note for note in report(**settings).notes)
 
     assert is_noted(outer__inner_steps=1)
-    assert not is_noted(outer__inner_steps=1, stages=1), "nothing goes between stages"
     assert not is_noted(outer__inner_steps=100)
     assert not is_noted(outer__inner_steps=1, outer__method="local")
     for name in PRESETS:
