@@ -59,9 +59,9 @@ def test_the_sequences_of_a_microbatch_say_as_different_things_as_random_ones() 
 def trained_a_little(manifest: Manifest, batches: list[Batch]) -> Replica:
     """Past the first steps, in which all gradients say how often which letter is."""
     replica = Replica(manifest, 0)
-    for step, (inputs, labels) in enumerate(batches[:60]):
+    for inputs, labels in batches[:60]:
         replica.passes.last_stage(inputs, labels)
-        replica.inner_step(step)
+        replica.inner_step(1)
     return replica
 
 
