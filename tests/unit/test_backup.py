@@ -9,6 +9,7 @@ from typing import Any
 
 import msgpack
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from typer.testing import CliRunner, Result
 
 from bootstrap.creating import backup
@@ -184,7 +185,7 @@ def test_a_folder_that_cannot_be_looked_into_costs_a_sentence(
 def test_a_backup_that_somebody_else_made_of_anything_does_not_open(inside: Any, tmp_path: Path) -> None:
     beginning = b"noloco backup %d\n" % FORMAT
     salt, nonce = bytes(backup.SALT_BYTES), bytes(backup.NONCE_BYTES)
-    secret = backup.AESGCM(backup._key(PASSPHRASE, salt)).encrypt(nonce, msgpack.packb(inside), beginning)
+    secret = AESGCM(backup._key(PASSPHRASE, salt)).encrypt(nonce, msgpack.packb(inside), beginning)
     (tmp_path / "mine").write_bytes(beginning + salt + nonce + secret)
     with pytest.raises(StateError, match="does not open"):
         backup.opened(tmp_path / "mine", PASSPHRASE)
