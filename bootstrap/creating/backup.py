@@ -86,7 +86,13 @@ def sealed(backup: Backup, passphrase: str) -> bytes:
         raise StateError(f"The passphrase is too short: take at least {SHORTEST} characters.")
     salt, nonce = os.urandom(SALT_BYTES), os.urandom(NONCE_BYTES)
     beginning, contents = b"noloco backup %d\n" % FORMAT, msgpack.packb(dict(backup.files))
-    return beginning + salt + nonce + AESGCM(_key(passphrase, salt)).encrypt(nonce, contents, beginning)
+    file = beginning + salt + nonce + AESGCM(_key(passphrase, salt)).encrypt(nonce, contents, beginning)
+    if len(file) > MOST_BYTES:  # `opened` would refuse it
+        largest = max(backup.files, key=lambda name: len(backup.files[name]))
+        raise StateError(
+            f"The files are too large for a backup; the largest is {largest}. Copy the directory."
+        )
+    return file
 
 
 def opened(file: Path, passphrase: str) -> Backup:
@@ -106,12 +112,13 @@ def opened(file: Path, passphrase: str) -> Backup:
     rest = raw[found.end() :]
     salt, nonce, secret = rest[:SALT_BYTES], rest[SALT_BYTES:][:NONCE_BYTES], rest[SALT_BYTES + NONCE_BYTES :]
     try:
-        plain = AESGCM(_key(passphrase, salt)).decrypt(nonce, secret, found[0])
-    except (InvalidTag, ValueError):
+        files = msgpack.unpackb(AESGCM(_key(passphrase, salt)).decrypt(nonce, secret, found[0]))
+        if not isinstance(files, dict) or not all(isinstance(part, bytes) for part in files.values()):
+            raise ValueError
+    except (InvalidTag, ValueError, TypeError, msgpack.UnpackException):
         raise StateError(
             f"{file} does not open: the passphrase is another one, or the file is damaged."
         ) from None
-    files = msgpack.unpackb(plain)  # what this program sealed under that passphrase
     return Backup({name: files[name] for name in KEPT if name in files}, _run_of(files, str(file)))
 
 
@@ -120,18 +127,20 @@ def restore(backup: Backup, directory: Path) -> None:
 
     Raises `StateError`; what was there before is then as it was.
     """
-    if taken := sorted(name for name in backup.files if (directory / name).exists()):
+    written, advice = list[Path](), "Choose another --state-dir."
+    with writing(directory, advice):
+        taken = sorted(name for name in backup.files if (directory / name).exists())
+    if taken:
         raise StateError(
             f"{directory} has a {taken[0]} already, which stays. Choose another --state-dir, or move it away."
         )
-    written = list[Path]()
-    with writing(directory, "Choose another --state-dir."), own(directory, "--state-dir", is_private=True):
+    with writing(directory, advice), own(directory, "--state-dir", is_private=True):
         try:
             for name in KEPT:
                 if name in backup.files:
                     create_whole(directory / name, backup.files[name])
                     written.append(directory / name)
-        except OSError:
+        except BaseException:  # Ctrl-C as well
             for path in written:
                 with suppress(OSError):
                     path.unlink()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -17,7 +18,10 @@ from protocol.records.addresses import host_of
 from protocol.supervision import all_of
 
 ANSWERED = 6.0  # seconds: three SYNs of the kernel's, after 0, 1 and 3
+STUCK = 60.0  # seconds in which an end takes nothing: p2pd has given the connection up by then
 _COPIED = 1 << 18  # bytes at once
+# bytes of a segment to and from p2pd: as many headers are counted there as go over the Internet, see `tcp_counts`
+_SEGMENT = 1448
 
 
 def begun(address: str, host: str, port: int) -> socket.socket:
@@ -62,7 +66,7 @@ async def handed_over(held: socket.socket, host: str, port: int) -> AsyncIterato
 
     Closes both connections. Raises `OSError`.
     """
-    near = await asyncio.open_connection(host, port, limit=_COPIED)
+    near = await asyncio.open_connection(sock=await _to_p2pd(host, port), limit=_COPIED)
     try:
         far = await asyncio.open_connection(sock=held, limit=_COPIED)
     except BaseException:
@@ -71,8 +75,33 @@ async def handed_over(held: socket.socket, host: str, port: int) -> AsyncIterato
     try:
         yield near[1].get_extra_info("sockname")[1], Copying(near, far)
     finally:
-        near[1].close()
-        far[1].close()
+        near[1].transport.abort()  # what was copied is in the kernel: what is not may never go
+        far[1].transport.abort()
+
+
+def p2pd_at(host: str) -> str:
+    """Return the address at which this machine reaches a p2pd that listens on `host`, an IP address."""
+    place = ipaddress.ip_address(host)
+    if not place.is_unspecified:
+        return host
+    return "127.0.0.1" if place.version == 4 else "::1"
+
+
+def multiaddress(host: str, port: int) -> str:
+    return f"/ip{ipaddress.ip_address(host).version}/{host}/tcp/{port}"
+
+
+async def _to_p2pd(host: str, port: int) -> socket.socket:
+    near = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        near.setblocking(False)
+        with suppress(OSError):  # headers are counted too low then
+            near.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT)
+        await asyncio.get_running_loop().sock_connect(near, (host, port))
+    except BaseException:
+        near.close()
+        raise
+    return near
 
 
 class Copying:
@@ -84,9 +113,11 @@ class Copying:
         other: tuple[asyncio.StreamReader, asyncio.StreamWriter],
     ) -> None:
         self._one, self._other = one, other
+        for _, writer in (one, other):
+            writer.transport.set_write_buffer_limits(0)
 
     async def run(self) -> None:
-        """Return once either end has closed or broken."""
+        """Return once either end has closed or broken, or has taken nothing for `STUCK` seconds."""
         with suppress(OSError, EOFError):
             await all_of(
                 self._copied(self._one[0], self._other[1]), self._copied(self._other[0], self._one[1])
@@ -95,5 +126,6 @@ class Copying:
     async def _copied(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         while some := await source.read(_COPIED):
             target.write(some)
-            await target.drain()
+            async with asyncio.timeout(STUCK):
+                await target.drain()
         raise EOFError

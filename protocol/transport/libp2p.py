@@ -13,6 +13,7 @@ import logging
 import re
 import socket
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,12 +32,12 @@ from protocol.records.records import expiry, is_in_reach, key_digest, open_recor
 from protocol.supervision import Supervisor, Work
 from protocol.transport.base import COPIES, Handler, Stream, Transport
 from protocol.transport.dialling import Dials
-from protocol.transport.held_open import answered, begun, handed_over
+from protocol.transport.held_open import answered, begun, handed_over, multiaddress, p2pd_at
 from protocol.transport.libp2p_session import Libp2pStream, Session
 from protocol.transport.metering import Meter
 from protocol.transport.p2pd import Libp2pConfig
 from protocol.transport.passing_on import PASS_ON, PASSED_ON
-from protocol.transport.punching import PUNCH, SEEN_AT, Around, Punching
+from protocol.transport.punching import MOST_SEEN, PUNCH, SEEN_AT, Around, Punching
 from protocol.transport.third_peers import ThirdPeers
 from protocol.windows import counted, short, window
 
@@ -57,7 +58,7 @@ _RESTART_DEADLINE = 30.0  # seconds for p2pd to be up again and to have dialled 
 _LONGEST_PAUSE = 30.0  # seconds between attempts to restart p2pd
 # seconds of advance that dialling a peer directly has, before a stream goes through others, and that it takes at most
 HEAD_START, DIRECT_DEADLINE = 0.5, 5.0
-MOST_HELD = 64  # connections that were begun for p2pd: each is two sockets and half a MiB
+MOST_HELD = 64  # connections begun for p2pd, `MOST_SEEN` with each peer: each is two sockets and half a MiB
 WATCHDOG = "watching the network process"
 
 
@@ -97,6 +98,7 @@ class Libp2pTransport(Transport):
         self._handlers[PUNCH] = self._on_punch
         self._book = PeerTable[list[str]](_BOOK_SIZE)  # addresses of peers met, the latest last
         self._dials = Dials()  # by the peers' own records
+        self._held = Counter[PeerId]()  # connections that are being begun or held open
         self._joined_at = set[bool]()  # whether an address that answered `connect` was of this machine
         self._own_records: dict[str, tuple[bytes, float]] = {}  # key -> (sealed, expires)
         self._admission: Admission | None = None  # None: to an open run, or to none yet
@@ -227,10 +229,11 @@ class Libp2pTransport(Transport):
 
     def _begin(self, address: str) -> None:
         """Begin a connection from the port that p2pd listens on, and let p2pd have it once it is there."""
-        session = self._up()
-        if len(session.outside) >= MOST_HELD:
-            raise OSError(f"{MOST_HELD} connections are held open already")
+        session, peer = self._up(), peer_id_in(address)
+        if self._held.total() >= MOST_HELD or self._held[peer] >= MOST_SEEN:
+            raise OSError(f"{self._held.total()} connections are held open already")
         held = begun(address, self._config.host, self._config.port)
+        self._held[peer] += 1
 
         async def hold() -> None:
             try:
@@ -238,16 +241,18 @@ class Libp2pTransport(Transport):
                     await self._hand_over(session, held, address)
             except OSError as error:
                 logger.debug("The connection with %s has ended: %s", address, error)
-            finally:
-                held.close()
 
-        self._supervisor.spawn(hold(), "holding a connection open", "A peer is not reached directly.")
+        def ended(_: asyncio.Task[None]) -> None:
+            held.close()
+            self._held -= Counter([peer])
+
+        stops = "A peer is not reached directly."
+        self._supervisor.spawn(hold(), "holding a connection open", stops).add_done_callback(ended)
 
     async def _hand_over(self, session: Session, held: socket.socket, address: str) -> None:
-        place = host_of(f"/ip4/{self._config.host}")
-        host = "127.0.0.1" if place is None or place.is_unspecified else self._config.host
+        host = p2pd_at(self._config.host)
         async with handed_over(held, host, self._config.port) as (port, copying):
-            taken_for, outside = f"/ip4/{host}/tcp/{port}", address.partition("/p2p/")[0]
+            taken_for, outside = multiaddress(host, port), address.partition("/p2p/")[0]
             session.outside[taken_for] = outside
             try:
                 await copying.run()

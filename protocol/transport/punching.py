@@ -33,6 +33,8 @@ MOST_BYTES = 256  # of the frame with them
 DEADLINE = 5.0  # seconds for each answer
 DIALLED = 5.0  # seconds for the connection: three SYNs of p2pd's
 ASKED_OFTEN = (8, 8 / 60), (60, 1.0)  # answers at once and a second, to each peer and to all
+# the same of meetings that others ask for: each has both observers asked, which answer `ASKED_OFTEN`
+MET_OFTEN = (4, 4 / 60), (8, 8 / 60)
 
 Opens = Callable[[PeerId, str, float], Awaitable[Stream]]
 
@@ -54,13 +56,14 @@ class Around:
 class Punching:
     """Arranges direct connections to peers that nobody can dial, as nobody can dial this one.
 
-    Mutable state: how many times it was asked to begin a connection, and how often answers may still be given.
+    Mutable state: how many times it was asked to begin a connection, and how often answers may still be given and
+    meetings asked for.
     """
 
     def __init__(self, around: Around) -> None:
         self._around = around
         self._asked = 0
-        self._answers = Allowance(*ASKED_OFTEN)
+        self._answers, self._meetings = Allowance(*ASKED_OFTEN), Allowance(*MET_OFTEN)
 
     @window
     def __repr__(self) -> str:
@@ -94,8 +97,8 @@ class Punching:
         return list(dict.fromkeys([*kept[:1], *seen]))[:MOST_SEEN]
 
     async def seen_by(self, observers: Sequence[PeerId]) -> list[str]:
-        """Return the public addresses at which connected peers see this one, of each that answers."""
-        return [address for some in await all_of(*map(self._seen_by, observers)) for address in some]
+        """Return the public addresses at which connected peers see this one, one of each that answers."""
+        return [some[0] for some in await all_of(*map(self._seen_by, observers)) if some]
 
     async def on_seen_at(self, stream: Stream) -> None:
         """Answer at which addresses the peer's connections are seen."""
@@ -105,6 +108,8 @@ class Punching:
 
     async def on_punch(self, stream: Stream) -> None:
         """Begin connections to the addresses at which the peer is seen, and answer with this peer's."""
+        if not self._meetings.take(stream.remote, 1, asyncio.get_running_loop().time()):
+            return
         theirs = await _addresses_from(stream)
         self._asked += 1
         own = await self.seen_at()
@@ -129,7 +134,7 @@ class Punching:
         try:
             stream = await self._around.open_connected(observer, SEEN_AT, DEADLINE)
             try:
-                return [place for place in await _addresses_from(stream) if not is_private(place)]
+                return await _addresses_from(stream)
             finally:
                 stream.close()
         except NolocoError as error:
@@ -143,12 +148,16 @@ def _packed(addresses: Sequence[str]) -> bytes:
 
 
 def _usable(address: object, peer: PeerId) -> bool:
-    """Return whether a text is /ip4|ip6/HOST/tcp/PORT: neither a name, nor another transport, nor a relay's."""
+    """Return whether a text is /ip4|ip6/HOST/tcp/PORT with a public host.
+
+    It is neither a name, nor another transport, nor a relay's, nor a place in this machine's own network.
+    """
     try:
         return (
             isinstance(address, str)
-            and bool(check_address(f"{address}/p2p/{peer}"))
+            and check_address(f"{address}/p2p/{peer}") == f"{address}/p2p/{peer}"
             and host_of(address) is not None
+            and not is_private(address)
         )
     except UserError:
         return False

@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from typer.testing import CliRunner, Result
 
 from bootstrap.creating import backup
@@ -15,6 +17,7 @@ from bootstrap.creating import run as creating
 from bootstrap.creating.run import MANIFEST, found
 from bootstrap.tools_cli import app
 from node.storage import state_directory
+from protocol.errors import StateError
 from protocol.files import keeping
 from protocol.files.keeping import FORMAT, FORMAT_FILE, OWNED
 from protocol.records.identity import Identity
@@ -143,6 +146,59 @@ def test_a_full_disk_leaves_nothing_behind(
     assert answer.exit_code == 2
     assert "Free some space" in " ".join(answer.output.split())
     assert contents(tmp_path / "new") == {}
+
+
+def test_an_interrupted_restore_can_be_repeated(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called("backup", tmp_path / "mine", run)
+    create = keeping.create_whole
+
+    def interrupted(path: Path, *parts: bytes) -> None:
+        if path.name == MANIFEST:
+            raise KeyboardInterrupt
+        create(path, *parts)
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(backup, "create_whole", interrupted)
+        called("restore", tmp_path / "mine", tmp_path / "new")
+    assert contents(tmp_path / "new") == {}
+    assert called("restore", tmp_path / "mine", tmp_path / "new").exit_code == 0
+    assert contents(tmp_path / "new") == contents(run)
+
+
+def test_a_folder_that_cannot_be_looked_into_costs_a_sentence(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called("backup", tmp_path / "mine", run)
+    there = backup.opened(tmp_path / "mine", PASSPHRASE)
+
+    def closed(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "exists", closed)
+    with pytest.raises(StateError, match="Choose another --state-dir"):
+        backup.restore(there, tmp_path / "new")
+
+
+@pytest.mark.parametrize("inside", [[1], {"seed.key": "text"}, {"seed.key": 1}, {MANIFEST: None}])
+def test_a_backup_that_somebody_else_made_of_anything_does_not_open(inside: Any, tmp_path: Path) -> None:
+    beginning = b"noloco backup %d\n" % FORMAT
+    salt, nonce = bytes(backup.SALT_BYTES), bytes(backup.NONCE_BYTES)
+    secret = AESGCM(backup._key(PASSPHRASE, salt)).encrypt(nonce, msgpack.packb(inside), beginning)
+    (tmp_path / "mine").write_bytes(beginning + salt + nonce + secret)
+    with pytest.raises(StateError, match="does not open"):
+        backup.opened(tmp_path / "mine", PASSPHRASE)
+
+
+def test_a_backup_that_could_not_be_opened_is_not_written(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backup, "MOST_BYTES", 100)
+    answer = called("backup", tmp_path / "mine", run)
+    assert answer.exit_code == 2
+    assert "too large for a backup" in " ".join(answer.output.split())
+    assert not (tmp_path / "mine").exists()
 
 
 def test_a_directory_without_keys_is_no_run(tmp_path: Path) -> None:

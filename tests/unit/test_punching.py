@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 from bootstrap.lab.in_memory.memory import MemoryTransport
 from bootstrap.lab.in_memory.memory_link import Link
 from bootstrap.lab.in_memory.memory_network import MemoryNetwork
+from protocol.access.peer_limits import Allowance
 from protocol.errors import PeerUnreachable
 from protocol.ground import PeerId
 from protocol.records.addresses import Whereabouts, host_of
@@ -23,6 +24,7 @@ from protocol.transport.dialling import FIRST_MEETING, LONGEST_DIRECT, Dials
 from protocol.transport.libp2p import Libp2pTransport
 from protocol.transport.punching import (
     ASKED_OFTEN,
+    MET_OFTEN,
     MOST_SEEN,
     PUNCH,
     SEEN_AT,
@@ -30,6 +32,7 @@ from protocol.transport.punching import (
     Punching,
     read_addresses,
 )
+from protocol.transport.relayed_stream import read_frame, write_frame
 from tests.unit.two_peers import in_virtual_time
 
 NEAR, FAR = "/ip4/9.9.1.1/tcp/4001", "/ip4/9.9.2.1/tcp/4002"
@@ -95,9 +98,25 @@ class Peer:
         await self.transport.serve(SEEN_AT, self.punching.on_seen_at)
         await self.transport.serve(PUNCH, self.punching.on_punch)
 
+    def forget(self) -> None:
+        """Begin with nothing done, and all allowances whole."""
+        self.did.clear()
+        self.dials = Dials()
+        self.punching._answers, self.punching._meetings = Allowance(*ASKED_OFTEN), Allowance(*MET_OFTEN)
+
     @property
     def peer_id(self) -> PeerId:
         return self.transport.peer_id
+
+
+async def asked(asker: Peer, other: Peer, named: list[str]) -> list[str]:
+    """Ask another peer to meet at these addresses; return those that it answers with."""
+    stream = await asker.transport.open(other.peer_id, PUNCH, 5.0)
+    try:
+        await write_frame(stream, msgpack.packb(named))
+        return read_addresses(await read_frame(stream, 256), other.peer_id)
+    finally:
+        stream.close()
 
 
 @asynccontextmanager
@@ -162,28 +181,50 @@ async def test_a_peer_that_is_gone_is_not_met_and_nothing_is_raised() -> None:
 async def test_neither_end_has_the_other_dial_what_a_record_could_not() -> None:
     async with two_homes() as (near, between, far):
         for foreign in FOREIGN:
+            for peer in (near, between, far):
+                peer.forget()
             between.remotes[far.peer_id] = [foreign]
             await near.punching.meet(far.peer_id)
-            far.dials, near.dials = Dials(), Dials()
         assert near.did == []
-        for peer in (near, far):
-            peer.did.clear()
         between.remotes[far.peer_id] = [FAR]
-        for foreign in FOREIGN:  # an asker that lies about where it is seen
-            stream = await near.transport.open(far.peer_id, PUNCH, 5.0)
-            raw = msgpack.packb([foreign])
-            await stream.write(len(raw).to_bytes(4, "big"), raw)
-            await stream.read(4)
-            stream.close()
-        assert far.did == []
+        for foreign in (*FOREIGN, NEAR):  # an asker that lies about where it is seen, and one that does not
+            for peer in (near, between, far):
+                peer.forget()
+            assert await asked(near, far, [foreign]) == [FAR]
+        assert far.did == [("begin", f"{NEAR}/p2p/{near.peer_id}")]
 
 
 @in_virtual_time
 async def test_connections_begun_are_as_few_as_dials_on_the_word_of_others() -> None:
-    async with two_homes() as (near, _, far):
+    async with two_homes() as (near, between, far):
         for _ in range(20):
             await near.punching.meet(far.peer_id)
+            for peer in (near, between, far):  # what bounds meetings and answers is not looked at here
+                peer.punching._answers, peer.punching._meetings = (
+                    Allowance(*ASKED_OFTEN),
+                    Allowance(*MET_OFTEN),
+                )
         assert len(far.did) == 8
+
+
+@in_virtual_time
+async def test_who_asks_again_and_again_to_meet_has_nobody_asked_for_it() -> None:
+    async with two_homes() as (near, between, far):
+        between.punching._answers = Allowance((1_000, 1.0), (1_000, 1.0))
+        for _ in range(20):
+            with suppress(PeerUnreachable):
+                await asked(near, far, [NEAR])
+        left = between.punching._answers
+        assert sum(left.take(far.peer_id, 1, 0.0) for _ in range(1_001)) >= 990
+
+
+@in_virtual_time
+async def test_a_place_of_the_own_network_is_nothing_to_begin_with() -> None:
+    async with two_homes() as (near, _, far):
+        for place in ("/ip4/192.168.1.1/tcp/8080", "/ip4/127.0.0.1/tcp/4001", f" {NEAR}"):
+            far.here = Whereabouts(AT_HOME.hosts, is_local=True)
+            assert await asked(near, far, [place]) == [FAR]
+        assert far.did == []
 
 
 @in_virtual_time
@@ -191,6 +232,13 @@ async def test_how_often_a_peer_is_told_where_it_is_seen_is_bounded() -> None:
     async with two_homes() as (near, _, _):
         told = [bool(await near.punching.seen_at()) for _ in range(20)]
         assert told == [True] * ASKED_OFTEN[0][0] + [False] * (20 - ASKED_OFTEN[0][0])
+
+
+@in_virtual_time
+async def test_a_peer_with_several_connections_is_one_observer() -> None:
+    async with two_homes() as (near, between, _):
+        between.remotes[near.peer_id] = [NEAR, NEAR.replace("4001", "50000")]
+        assert await near.punching.seen_by([between.peer_id]) == [NEAR]
 
 
 @pytest.mark.parametrize(
