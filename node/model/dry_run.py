@@ -132,7 +132,7 @@ class DryRun:
         raise self._refusal(allowed, room)
 
     def _compiled(self, execution: Execution, whole_bytes: int) -> Execution:
-        """Make code that fits as the execution did uncompiled: of the whole stage, else of its layers, else none.
+        """Make code that fits as the execution did uncompiled: of the whole stage, else of its layers, else none where those run out of memory.
 
         The whole stage's holds the gradients of all working weights at once, which nothing else has shown.
         """
