@@ -134,7 +134,8 @@ class DryRun:
     def _compiled(self, execution: Execution, whole_bytes: int) -> Execution:
         """Make code that fits as the execution did uncompiled: of the whole stage, else of its layers.
 
-        Where memory runs out even so, none is made. The whole stage's holds the gradients of all working weights at once, which nothing else has shown.
+        Where memory runs out even so, none is made. The whole stage's holds the gradients of all working weights at
+        once, which nothing else has shown.
         """
         passes, room = self._replica.passes, self._room if self._replica.device.type == "cuda" else None
         if room is not None:
