@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 _STOP_TIMEOUT = 3.0  # seconds between SIGTERM and SIGKILL; p2pd takes a few milliseconds when it is well
 _LAST_LINES = 5
-_COUNT_SECONDS = 1.0  # between looks at what the kernel counts; a millisecond each
+_COUNT_SECONDS, _COUNT_SELDOM = 1.0, 60.0  # between looks at what the kernel counts
+_COUNT_SHARE = 0.02  # of the time is spent on looking: the kernel lists all connections of the machine
 # A session of its own, where the machine has the command for it: Ctrl-C in a terminal is for its parent, which still
 # needs the network to leave. It replaces itself by p2pd, so that the child is p2pd.
 _OWN_SESSION = [path for path in [shutil.which("setsid")] if path is not None]
@@ -166,16 +167,23 @@ class P2pd:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     async def _count(self) -> None:
-        counts = TcpCounts(self.p2p._child.pid)
+        counts, clock = TcpCounts(self.p2p._child.pid), asyncio.get_running_loop().time
+        began = clock()
         while (moved := await asyncio.to_thread(counts.since_last)) is not None:
             self._meter.counted(*moved)
-            await asyncio.sleep(_COUNT_SECONDS)
+            await asyncio.sleep(pause_after(clock() - began))
+            began = clock()
 
     async def _read_output(self) -> None:
         while chunk := await self.p2p._child.stdout.read(1 << 16):
             for line in chunk.decode(errors="replace").splitlines():
                 logger.debug("p2pd: %s", line[:1000])
                 self._last_lines.append(line[:300])
+
+
+def pause_after(took: float) -> float:
+    """Return the seconds to wait before the kernel is asked again, when its answer took so many."""
+    return min(max(_COUNT_SECONDS, took / _COUNT_SHARE), _COUNT_SELDOM)
 
 
 async def _end(p2p: P2P) -> None:

@@ -30,6 +30,7 @@ SEEN_AT = "/noloco/seen-at/1"  # to a connected peer: at which address are this 
 PUNCH = "/noloco/punch/1"  # through a third peer: connect to these addresses, and answer with your own
 MOST_SEEN = 2  # addresses of one peer: a machine may have two ways out
 MOST_BYTES = 256  # of the frame with them
+STAYS = 20.0  # seconds for which a peer takes itself to be seen at the same addresses
 DEADLINE = 5.0  # seconds for each answer
 DIALLED = 5.0  # seconds for the connection: three SYNs of p2pd's
 ASKED_OFTEN = (8, 8 / 60), (60, 1.0)  # answers at once and a second, to each peer and to all
@@ -56,13 +57,14 @@ class Around:
 class Punching:
     """Arranges direct connections to peers that nobody can dial, as nobody can dial this one.
 
-    Mutable state: how many times it was asked to begin a connection, and how often answers may still be given and
-    meetings asked for.
+    Mutable state: how many times it was asked to begin a connection, where this peer was seen of late and until when
+    that counts, and how often answers may still be given and meetings asked for.
     """
 
     def __init__(self, around: Around) -> None:
         self._around = around
         self._asked = 0
+        self._seen, self._seen_until = list[str](), 0.0
         self._answers, self._meetings = Allowance(*ASKED_OFTEN), Allowance(*MET_OFTEN)
 
     @window
@@ -80,7 +82,7 @@ class Punching:
                 return False
             theirs = await self._exchanged(peer, own)
             logger.debug("Meeting %s, which is seen at %s, from %s", peer, theirs, own)
-            addresses = self._around.take(peer, theirs)
+            addresses = self._around.take(peer, _others(theirs, own))
             return bool(addresses) and await self._around.dial(peer, addresses, DIALLED)
         except NolocoError as error:
             logger.debug("No direct connection to %s: %s", peer, error)
@@ -92,9 +94,13 @@ class Punching:
         They are where its observers see its connections, and the port that it listens on at the same host: most
         routers keep ports, and p2pd dials from another one where it was connected to the same peer a moment before.
         """
+        now = asyncio.get_running_loop().time()
+        if self._seen and now < self._seen_until:
+            return self._seen
         seen = await self.seen_by(list(self._around.observers())[:MOST_SEEN])
         kept = [f"{address.rpartition('/')[0]}/{self._around.port()}" for address in seen]
-        return list(dict.fromkeys([*kept[:1], *seen]))[:MOST_SEEN]
+        self._seen, self._seen_until = list(dict.fromkeys([*kept[:1], *seen]))[:MOST_SEEN], now + STAYS
+        return self._seen
 
     async def seen_by(self, observers: Sequence[PeerId]) -> list[str]:
         """Return the public addresses at which connected peers see this one, one of each that answers."""
@@ -115,7 +121,7 @@ class Punching:
         own = await self.seen_at()
         logger.debug("%s wants to meet from %s; this peer is seen at %s", stream.remote, theirs, own)
         if own:
-            for address in self._around.take(stream.remote, theirs):
+            for address in self._around.take(stream.remote, _others(theirs, own)):
                 try:
                     self._around.begin(address)
                 except OSError as error:
@@ -140,6 +146,11 @@ class Punching:
         except NolocoError as error:
             logger.debug("%s does not say where it sees this peer: %s", observer, error)
             return []
+
+
+def _others(theirs: Sequence[str], own: Sequence[str]) -> list[str]:
+    """Return a peer's addresses without those at which this one is seen: it would connect with itself."""
+    return [address for address in theirs if address not in own]
 
 
 def _packed(addresses: Sequence[str]) -> bytes:

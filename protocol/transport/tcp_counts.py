@@ -76,8 +76,11 @@ def _by_inode(wanted: set[int]) -> dict[int, tuple[int, int]]:
         raise OSError("only Linux tells")
     counts = {}
     for family in (socket.AF_INET, socket.AF_INET6):
-        for inode, info in _connections(family):
-            if inode in wanted and len(info) >= _SENT + 8:
+        for inode, attributes in _connections(family):
+            if inode not in wanted:
+                continue  # a machine may have thousands of others
+            info = dict(_attributes(attributes)).get(_INFO, b"")
+            if len(info) >= _SENT + 8:
                 (came,), (sent,) = (
                     struct.unpack_from("=Q", info, _RECEIVED),
                     struct.unpack_from("=Q", info, _SENT),
@@ -88,7 +91,7 @@ def _by_inode(wanted: set[int]) -> dict[int, tuple[int, int]]:
 
 
 def _connections(family: int) -> Iterator[tuple[int, bytes]]:
-    """The inode and tcp_info of each TCP socket of this network namespace. Raises `OSError`."""
+    """The inode and attributes of each TCP socket of this network namespace. Raises `OSError`."""
     body = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ALL_STATES, bytes(48))
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
         kernel.settimeout(1.0)
@@ -99,8 +102,7 @@ def _connections(family: int) -> Iterator[tuple[int, bytes]]:
                     return
                 if kind == _ERROR:
                     raise OSError("the kernel refuses to tell")
-                inode = int.from_bytes(payload[_FIXED - 4 : _FIXED], sys.byteorder)
-                yield inode, dict(_attributes(payload[_FIXED:])).get(_INFO, b"")
+                yield int.from_bytes(payload[_FIXED - 4 : _FIXED], sys.byteorder), payload[_FIXED:]
 
 
 def _messages(packet: bytes) -> Iterator[tuple[int, bytes]]:

@@ -12,6 +12,7 @@ import pytest
 from protocol.ground import PeerId
 from protocol.transport.libp2p_session import Libp2pStream
 from protocol.transport.metering import AIM, HEADERS, Meter
+from protocol.transport.p2pd import pause_after
 from protocol.transport.tcp_counts import TcpCounts
 
 RATE = 1e6
@@ -128,3 +129,9 @@ def test_the_kernel_tells_what_a_process_has_sent() -> None:
             assert 1_000_000 < moved[1] < 1_100_000
             assert counts.since_last() == (0, 0)
     assert TcpCounts(2**22 + 1).since_last() is None  # no such process
+
+
+@pytest.mark.parametrize(("took", "pause"), [(0.001, 1.0), (0.064, 3.2), (0.5, 25.0), (9.0, 60.0)])
+def test_a_machine_of_many_connections_is_asked_more_rarely(took: float, pause: float) -> None:
+    """The kernel lists all of them, in 64 ms where there are 3,300: fifty peers of a test took a core by that."""
+    assert pause_after(took) == pytest.approx(pause)

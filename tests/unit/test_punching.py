@@ -28,6 +28,7 @@ from protocol.transport.punching import (
     MOST_SEEN,
     PUNCH,
     SEEN_AT,
+    STAYS,
     Around,
     Punching,
     read_addresses,
@@ -103,6 +104,7 @@ class Peer:
         self.did.clear()
         self.dials = Dials()
         self.punching._answers, self.punching._meetings = Allowance(*ASKED_OFTEN), Allowance(*MET_OFTEN)
+        self.punching._seen = []
 
     @property
     def peer_id(self) -> PeerId:
@@ -174,7 +176,7 @@ async def test_a_peer_that_is_gone_is_not_met_and_nothing_is_raised() -> None:
         await far.transport.close()
         assert not await near.punching.meet(far.peer_id)
         await between.transport.close()
-        assert await near.punching.seen_at() == []
+        assert await near.punching.seen_by(near.observers) == []
 
 
 @in_virtual_time
@@ -230,8 +232,28 @@ async def test_a_place_of_the_own_network_is_nothing_to_begin_with() -> None:
 @in_virtual_time
 async def test_how_often_a_peer_is_told_where_it_is_seen_is_bounded() -> None:
     async with two_homes() as (near, _, _):
-        told = [bool(await near.punching.seen_at()) for _ in range(20)]
+        told = [bool(await near.punching.seen_by(near.observers)) for _ in range(20)]
         assert told == [True] * ASKED_OFTEN[0][0] + [False] * (20 - ASKED_OFTEN[0][0])
+
+
+@in_virtual_time
+async def test_one_answer_serves_meetings_with_many_peers_and_is_asked_for_again_later() -> None:
+    async with two_homes() as (near, between, far):
+        assert all([await near.punching.seen_at() == [NEAR] for _ in range(20)])
+        between.remotes[near.peer_id] = [FAR]
+        await asyncio.sleep(STAYS)
+        assert await near.punching.seen_at() == [FAR.replace("4002", "4001"), FAR]
+
+
+@in_virtual_time
+async def test_a_peer_that_names_where_this_one_is_seen_has_it_connect_to_nobody() -> None:
+    async with two_homes() as (near, between, far):
+        assert await asked(near, far, [FAR]) == [FAR]
+        assert far.did == []
+        between.remotes[far.peer_id] = [NEAR]
+        far.forget()
+        await near.punching.meet(far.peer_id)
+        assert ("dial", f"{NEAR}/p2p/{far.peer_id}") not in near.did
 
 
 @in_virtual_time
