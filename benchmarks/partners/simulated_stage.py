@@ -1,14 +1,13 @@
-"""Thousands of rounds of one stage's replicas in seconds: `Pairing` itself, with messages and inner steps as events.
+"""Thousands of rounds of one stage's replicas in seconds: `PartnerSearch` itself, messages and steps as events.
 
-What `node.rounds.matchmaker` does over the network, this does with delays drawn at random: the same calls in the same
-order, no weights and no tensors. Replicas start at random moments, so nothing is in step unless pairing makes it so.
+What `node.rounds.matchmaker` does over the network, this does with delays drawn at random: the same machine, no
+weights and no tensors. Replicas start at random moments, so nothing is in step unless pairing makes it so.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +15,39 @@ from itertools import accumulate
 from statistics import median
 from typing import Any, Literal
 
-from node.rounds.meeting import Meeting, Pair, Proposal, Refusal, RoundProgress
+from node.membership.ledger import fair_shares
+from node.rounds.meeting import Meeting, Pair, Proposal, Refusal
 from node.rounds.pace import steps_of_round
-from node.rounds.pairing import Pairing
+from node.rounds.partner_search import PartnerSearch
+from node.rounds.search_events import (
+    Agreed,
+    AskedToSitOut,
+    AskForRecord,
+    Event,
+    LookAround,
+    Looked,
+    PartnerReady,
+    PartnerReleased,
+    ProposalAnswered,
+    Proposed,
+    ReadyAnswered,
+    RecordArrived,
+    Reply,
+    RoundBegan,
+    RoundEnded,
+    SendProposal,
+    SendReady,
+    SendRelease,
+    SendSitOut,
+    SetTimer,
+    StepDone,
+    StepJudged,
+    StepsCounted,
+    StopTimer,
+    TimerFired,
+)
 from protocol.ground import PeerId
 
-BUSY_SECONDS = 0.02  # as in node.rounds.partner_search
 EXCHANGE_SECONDS = 5.0  # its deadline, as in node.rounds.exchanges
 
 
@@ -66,6 +92,7 @@ class PairingResult:
     # seconds from the last inner step of a round to the beginning of the next one, by replica
     blocked: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     one_sided: int = 0  # rounds that ended alone although a pair had been agreed on
+    overdue: int = 0  # of these, rounds whose exchange took its deadline
     seconds: float = 0.0
     released: int = 0  # second ones of two that agreed
 
@@ -95,26 +122,93 @@ class PairingResult:
 
 
 class SimulatedReplica:
-    """One replica's steps, proposals and exchanges. Mutable state: its round and what it waits for."""
+    """One replica's steps, its search for partners and exchanges. Mutable state: its round and what it waits for."""
 
     def __init__(self, swarm: SimulatedStage, number: int, speed: float) -> None:
         setting = swarm.setting
         self.swarm, self.number, self.speed = swarm, number, speed
         self.peer = PeerId(f"replica {number:04}")
         self.rng = random.Random(f"{setting.seed}/{number}")
-        self.pairing = Pairing(self.peer, setting.inner_steps, setting.window, self.rng)
-        self.pairing.handshake = 2 * setting.latency[1]
-        self.step_seconds = setting.step_seconds / speed
+        self.search = PartnerSearch(self.peer, setting.inner_steps, setting.window, self.rng, swarm.now)
+        self.timers = 0  # set so far; the last one counts
         self.was_alone = False
         self.seeks_since: float | None = None  # when it first proposed in this round
-        self.seeking = False
         self.exchanging: Pair | None = None
         self.arrived: set[str] = set()  # the partner's contribution, and its word that ours has arrived
-        swarm.at(self.rng.uniform(0, self.step_seconds * setting.inner_steps), self.join)
+        swarm.at(self.rng.uniform(0, setting.step_seconds / speed * setting.inner_steps), self.join)
 
     def join(self) -> None:
         self.swarm.peers.append(self.peer)
+        self.swarm.shares = fair_shares(self.swarm.peers, lambda peer: peer)
         self.begin_round()
+
+    # --- driving the search -------------------------------------------------------------------
+
+    def handle(self, event: Event) -> Meeting | Refusal | None:
+        """Hand the event to the search and do what it asks for; return its answer to another replica's request."""
+        swarm, answer = self.swarm, None
+        for action in self.search.handle(event, swarm.now):
+            match action:
+                case SendProposal(proposal):
+                    self._ask(proposal)
+                case SendReady(pair):
+                    swarm.send(swarm.by_peer[pair.partner].on_ready, Pair(self.peer, pair.name))
+                case SendRelease(pair):
+                    swarm.outcome.released += 1
+                    released = PartnerReleased(Pair(self.peer, pair.name))
+                    swarm.send(swarm.by_peer[pair.partner].handle, released)
+                case SendSitOut(named, meeting):
+                    swarm.send(swarm.by_peer[named].handle, AskedToSitOut(meeting))
+                case AskForRecord(proposal):  # it is known already
+                    self.handle(RecordArrived(proposal))
+                case SetTimer(seconds):
+                    self.timers += 1
+                    swarm.at(swarm.now + seconds, self._timer_fired, self.timers)
+                case StopTimer():
+                    self.timers += 1
+                case LookAround(lane):
+                    handshake = 2 * swarm.setting.latency[1]
+                    self.handle(Looked(lane, swarm.peers, swarm.shares, handshake))
+                case Reply(reply):
+                    answer = reply
+                case Agreed():
+                    pass
+                case _:
+                    raise AssertionError(f"{action} is not for a stage whose replicas all answer")
+        return answer
+
+    def _timer_fired(self, number: int) -> None:
+        if number == self.timers:
+            self.handle(TimerFired())
+
+    def _ask(self, proposal: Proposal) -> None:
+        swarm, other = self.swarm, self.swarm.by_peer[proposal.pair.partner]
+        if proposal.pair != self.search.pair and self.seeks_since is None:
+            self.seeks_since = swarm.now
+
+        def asked() -> None:
+            before = other.search.pair
+            answer = other.handle(Proposed(Pair(self.peer, proposal.pair.name), proposal.mine))
+            if before is None and other.search.pair is not None:
+                other.note_search()  # it looked, too
+            swarm.send(self.answered, proposal, answer)
+
+        swarm.send(asked)
+
+    def answered(self, proposal: Proposal, answer: Meeting | Refusal) -> None:
+        was_held = self.search.holds(proposal.pair)
+        self.handle(ProposalAnswered(proposal, answer))
+        if not was_held and self.search.holds(proposal.pair):
+            self.note_search()
+
+    def note_search(self) -> None:
+        if self.seeks_since is not None:
+            self.swarm.outcome.agreed_after.append(self.swarm.now - self.seeks_since)
+
+    def on_ready(self, pair: Pair) -> None:
+        if self.handle(PartnerReady(pair)) is not None:
+            other = self.swarm.by_peer[pair.partner]
+            self.swarm.send(other.handle, ReadyAnswered(Pair(self.peer, pair.name), is_known=False))
 
     # --- the rhythm ---------------------------------------------------------------------------
 
@@ -122,122 +216,40 @@ class SimulatedReplica:
         setting, now = self.swarm.setting, self.swarm.now
         others = self.swarm.replicas if setting.pace == "time" else []
         rates = [other.speed for other in others if other is not self]
-        self.pairing.begin_round(steps_of_round(setting.pace, setting.inner_steps, self.speed, rates))
-        usual, noise = setting.step_seconds / self.speed, setting.step_noise
-        steps = (max(0.0, self.rng.gauss(usual, noise * usual)) for _ in range(self.pairing.bounds.ends_at))
-        self.ends = list(accumulate(steps, initial=now))
         self.steps, self.seeks_since, self.exchanging = 0, None, None
-        self.round = self.swarm.outcome.rounds[self.number]
-        self._await_step()
-        self._seek_when_due()
+        self.handle(StepsCounted(0))
+        self.handle(RoundBegan(steps_of_round(setting.pace, setting.inner_steps, self.speed, rates)))
+        usual, noise = setting.step_seconds / self.speed, setting.step_noise
+        bounds = self.search.pairing.bounds
+        steps = (max(0.0, self.rng.gauss(usual, noise * usual)) for _ in range(bounds.ends_at))
+        self.ends = list(accumulate(steps, initial=now))
+        self.swarm.at(self.ends[1], self.step_done)
 
-    def here(self) -> RoundProgress:
-        now = self.swarm.now
-        if self.exchanging is not None or self.pairing.is_ending:
-            return RoundProgress(now, self.steps, self.step_seconds)
-        steps = bisect_right(self.ends, now) - 1
-        return RoundProgress(now, steps, self.step_seconds, now - self.ends[steps])
-
-    def _await_step(self) -> None:
-        """Wake at the next end of a step at which something may be decided."""
-        following = self.steps + 1
-        if self.pairing.current is not None:
-            following = max(following, self.pairing.bounds.nominal // 2)
-        self.swarm.at(self.ends[following], self.step_done, self.round, following)
-
-    def step_done(self, round_: int, steps: int) -> None:
-        if self.swarm.outcome.rounds[self.number] != round_ or self.pairing.is_ending:
-            return
-        self.steps, here = steps, self.here()
-        if self.pairing.must_end(here):
-            self.end_round(here)
-            return
-        self._seek_when_due()
-        agreement = self.pairing.current
-        if agreement is not None and self.pairing.is_ready(here):
-            self._tell_ready(agreement.pair)
-        renewal = self.pairing.renewal(here) if self.pairing.must_renew(here, in_doubt=False) else None
-        if renewal is not None:
-            self._ask(renewal)
-        self._await_step()
-
-    # --- looking for a partner ----------------------------------------------------------------
-
-    def _seek_when_due(self) -> None:
-        delay = self.pairing.seeks_in(self.here())
-        if self.pairing.current is None and not self.seeking and not self.pairing.is_asking:
-            self.seeking = True
-            self.swarm.at(self.swarm.now + delay, self.seek)
-
-    def seek(self) -> None:
-        self.seeking = False
-        proposal = self.pairing.propose(self.swarm.peers, self.here())
-        self._name_successor()
-        if proposal is not None:
-            self.seeks_since = self.swarm.now if self.seeks_since is None else self.seeks_since
-            self._ask(proposal)
-            self.seek()
-
-    def _ask(self, proposal: Proposal) -> None:
-        other = self.swarm.by_peer[proposal.pair.partner]
-
-        def asked() -> None:
-            pair, before = Pair(self.peer, proposal.pair.name), other.pairing.current
-            answer = other.pairing.on_proposal(pair, proposal.mine, other.here())
-            if before is None and other.pairing.current is not None and other.seeks_since is not None:
-                self.swarm.outcome.agreed_after.append(self.swarm.now - other.seeks_since)  # it looked, too
-            self.swarm.send(self.answered, proposal, answer)
-
-        self.swarm.send(asked)
-
-    def answered(self, proposal: Proposal, answer: Meeting | Refusal) -> None:
-        renewed = self.pairing.holds(proposal.pair)
-        if isinstance(answer, Refusal):
-            self.pairing.refused(proposal, answer, self.here())
-        elif not self.pairing.accepted(proposal, answer, self.here()):
-            other = self.swarm.by_peer[proposal.pair.partner]
-            self.swarm.outcome.released += 1
-            self.swarm.send(other.released, Pair(self.peer, proposal.pair.name))
-        elif not renewed and self.seeks_since is not None:
-            self.swarm.outcome.agreed_after.append(self.swarm.now - self.seeks_since)
-        if renewed:
-            return
-        if isinstance(answer, Refusal) and answer.code == "busy":
-            self.seeking = True
-            self.swarm.at(self.swarm.now + BUSY_SECONDS * self.rng.uniform(0.5, 1.5), self.seek)
+    def step_done(self) -> None:
+        self.steps += 1
+        took = self.ends[self.steps] - self.ends[self.steps - 1]
+        for event in (StepsCounted(self.steps), StepDone(took), StepJudged(round_trip=self.swarm.setting.round_trip)):
+            self.handle(event)
+        if self.search.must_end(self.swarm.now):
+            self.end_round()
         else:
-            self.seek()
-
-    def released(self, pair: Pair) -> None:
-        self.pairing.drop(pair)
-        self._seek_when_due()
-
-    def _name_successor(self) -> None:
-        successor = self.pairing.successor(self.here())
-        if successor is not None:
-            other = self.swarm.by_peer[successor[0]]
-            self.swarm.send(lambda: other.pairing.on_sit_out(successor[1], other.here()))
+            self.swarm.at(self.ends[self.steps + 1], self.step_done)
 
     # --- ending the round ---------------------------------------------------------------------
 
-    def _tell_ready(self, pair: Pair) -> None:
-        other = self.swarm.by_peer[pair.partner]
-        self.swarm.send(other.pairing.on_ready, Pair(self.peer, pair.name))
-
-    def end_round(self, here: RoundProgress) -> None:
-        self.ended_at, agreement = here.now, self.pairing.current
-        self.step_seconds = (here.now - self.ends[0]) / here.steps
-        self.pairing.end_round(RoundProgress(here.now, here.steps, self.step_seconds))
-        if agreement is None:
+    def end_round(self) -> None:
+        swarm, pair = self.swarm, self.search.pair
+        self.ended_at = swarm.now
+        self.handle(RoundEnded())
+        if pair is None:
             self.finish(None)
             return
-        self.exchanging = agreement.pair
-        self._tell_ready(agreement.pair)
-        self.swarm.send(self.swarm.by_peer[agreement.pair.partner].contribution, self, agreement.pair.name)
-        self.swarm.at(here.now + EXCHANGE_SECONDS, self.give_up, agreement.pair)
+        self.exchanging = pair
+        swarm.send(swarm.by_peer[pair.partner].contribution, self, pair.name)
+        swarm.at(swarm.now + EXCHANGE_SECONDS, self.give_up, pair)
 
     def contribution(self, sender: SimulatedReplica, name: str) -> None:
-        if not self.pairing.holds(Pair(sender.peer, name)):
+        if not self.search.holds(Pair(sender.peer, name)):
             self.swarm.send(sender.give_up, Pair(self.peer, name))
             return
         self.arrived.add(name)
@@ -256,11 +268,12 @@ class SimulatedReplica:
     def give_up(self, pair: Pair) -> None:
         if self.exchanging == pair:
             self.swarm.outcome.one_sided += 1
+            self.swarm.outcome.overdue += self.swarm.now - self.ended_at >= EXCHANGE_SECONDS
             self.finish(None)
 
     def finish(self, pair: Pair | None) -> None:
         outcome, now = self.swarm.outcome, self.swarm.now
-        bounds = self.pairing.bounds
+        bounds = self.search.pairing.bounds
         if pair is None:
             window = self.ends[bounds.opens_at], self.ends[bounds.ends_at]
             outcome.alone.append(AloneRound(self.number, self.was_alone, *window))
@@ -270,7 +283,6 @@ class SimulatedReplica:
         outcome.rounds[self.number] += 1
         outcome.inner_steps[self.number] += self.steps
         outcome.blocked[self.number] += now - self.ended_at
-        self.pairing.pause = 0.9 * self.pairing.pause + 0.1 * (now - self.ended_at)
         if pair is not None:  # what came for the next round already stays
             self.arrived -= {pair.name, f"ours of {pair.name}"}
         self.begin_round()
@@ -291,6 +303,7 @@ class SimulatedStage:
             self.replicas.append(SimulatedReplica(self, number, speed))
         self.by_peer = {replica.peer: replica for replica in self.replicas}
         self.peers: list[PeerId] = []  # those who have joined
+        self.shares = fair_shares([], lambda peer: peer)  # of them, each a network of its own
 
     def at(self, time: float, action: Callable[..., Any], *arguments: Any) -> None:
         self._counted += 1

@@ -51,9 +51,12 @@ class Tempo:
         self._steps: deque[float] = deque(maxlen=TIMED_STEPS)
         self._pauses: deque[float] = deque(maxlen=TIMED_PAUSES)
         self._step_began = self._round_ended = now
+        self._usual = 0.0  # seconds of a step
 
     def step_done(self, seconds: float, now: float) -> None:
         self._steps.append(seconds)
+        longest = LONGEST_STEP * median(self._steps)
+        self._usual = fmean(min(seconds, longest) for seconds in self._steps)
         self._step_began = now
 
     def round_ended(self, now: float) -> None:
@@ -75,13 +78,7 @@ class Tempo:
 
     def progress(self, now: float, steps: int) -> RoundProgress:
         """The progress of the round after so many inner steps."""
-        return RoundProgress(now, steps, self._step_seconds(), now - self._step_began)
-
-    def _step_seconds(self) -> float:
-        if not self._steps:
-            return 0.0
-        longest = LONGEST_STEP * median(self._steps)
-        return fmean(min(seconds, longest) for seconds in self._steps)
+        return RoundProgress(now, steps, self._usual, now - self._step_began)
 
     def is_stalled(self, now: float, bounds: Bounds) -> bool:
         """Return whether nobody can say when this round will end."""

@@ -14,7 +14,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from protocol.records.addresses import host_of
+from protocol.records.addresses import Host, host_of
 from protocol.supervision import all_of
 
 ANSWERED = 6.0  # seconds: three SYNs of the kernel's, after 0, 1 and 3
@@ -25,10 +25,22 @@ _SEGMENT = 1448
 
 
 def begun(address: str, host: str, port: int) -> socket.socket:
-    """Begin a connection to `address` from `host` and `port`, with its first SYN. Raises `OSError`."""
+    """Begin a connection to `address` from `host` and `port`, with its first SYN. Raises `OSError`.
+
+    Where these ports had a connection a minute ago, it comes from another port.
+    """
     there = host_of(address)
     if there is None:
-        raise OSError(errno.EADDRNOTAVAIL, f"{address} names no host")
+        raise OSError(errno.EINVAL, f"{address} names no host")
+    try:
+        return _begun(there, int(address.split("/")[4]), host, port)
+    except OSError as error:
+        if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
+            raise
+        return _begun(there, int(address.split("/")[4]), host, 0)
+
+
+def _begun(there: Host, far_port: int, host: str, port: int) -> socket.socket:
     is_old = there.version == 4
     held = socket.socket(socket.AF_INET if is_old else socket.AF_INET6, socket.SOCK_STREAM)
     try:
@@ -36,9 +48,9 @@ def begun(address: str, host: str, port: int) -> socket.socket:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind((host, port))
-        refused = held.connect_ex((str(there), int(address.split("/")[4])))
+        refused = held.connect_ex((str(there), far_port))
         if refused not in (0, errno.EINPROGRESS):
-            raise OSError(refused, f"{address} cannot be sent to")
+            raise OSError(refused, f"{there}, port {far_port}, cannot be sent to")
     except BaseException:
         held.close()
         raise

@@ -179,6 +179,8 @@ class Libp2pTransport(Transport):
         """Return whether a connection to a peer that others pass streams on to is there; it is dialled before."""
         if (await session.remotes()).get(peer):
             return True
+        if self._may_meet(peer):
+            return False  # where it dials at the same time TLS has two callers, and the ports rest for a minute
         dial = self._dial_directly(session, peer)
         if dial is None:
             return False
@@ -207,9 +209,9 @@ class Libp2pTransport(Transport):
             if peer not in self.relayed:
                 self._thirds.supersede(peer)
                 continue
-            self._dial_directly(session, peer)
-            begins = self._may_meet(peer) and self.peer_id < peer
-            if begins and self._dials.take_meeting(peer, now):
+            if not self._may_meet(peer):
+                self._dial_directly(session, peer)
+            elif self.peer_id < peer and self._dials.take_meeting(peer, now):
                 self._supervisor.start(self._punching.meet(peer))
 
     async def seen_by(self, observers: Sequence[PeerId]) -> list[str]:
@@ -227,12 +229,13 @@ class Libp2pTransport(Transport):
         if self._may_meet(stream.remote):
             await self._punching.on_punch(stream)
 
-    def _begin(self, address: str) -> None:
-        """Begin a connection from the port that p2pd listens on, and let p2pd have it once it is there."""
+    def _begin(self, address: str) -> int:
+        """See `Around.begin`."""
         session, peer = self._up(), peer_id_in(address)
         if self._held.total() >= MOST_HELD or self._held[peer] >= MOST_SEEN:
             raise OSError(f"{self._held.total()} connections are held open already")
         held = begun(address, self._config.host, self._config.port)
+        port: int = held.getsockname()[1]
         self._held[peer] += 1
 
         async def hold() -> None:
@@ -248,6 +251,7 @@ class Libp2pTransport(Transport):
 
         stops = "A peer is not reached directly."
         self._supervisor.spawn(hold(), "holding a connection open", stops).add_done_callback(ended)
+        return port
 
     async def _hand_over(self, session: Session, held: socket.socket, address: str) -> None:
         host = p2pd_at(self._config.host)

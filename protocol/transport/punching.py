@@ -51,7 +51,9 @@ class Around:
     remotes: Callable[[], Awaitable[Mapping[PeerId, Sequence[str]]]]  # see `Transport.remotes`
     take: Callable[[PeerId, Sequence[str]], list[str]]  # the addresses, with /p2p/, that may be dialled now
     dial: Callable[[PeerId, list[str], float], Awaitable[bool]]
-    begin: Callable[[str], None]  # a connection to an address, with /p2p/, see `held_open`
+    # Begin a connection to an address, with /p2p/, and let p2pd have it once it is there; return the port that it comes
+    # from: the one that p2pd listens on, or another one. Raises `OSError`
+    begin: Callable[[str], int]
 
 
 class Punching:
@@ -120,13 +122,13 @@ class Punching:
         self._asked += 1
         own = await self.seen_at()
         logger.debug("%s wants to meet from %s; this peer is seen at %s", stream.remote, theirs, own)
-        if own:
-            for address in self._around.take(stream.remote, _others(theirs, own)):
-                try:
-                    self._around.begin(address)
-                except OSError as error:
-                    logger.debug("No SYN goes to %s: %s", address, error)
-        await write_frame(stream, _packed(own))
+        begun = list[str]()
+        for address in self._around.take(stream.remote, _others(theirs, own)) if own else []:
+            try:
+                begun.append(f"{own[0].rpartition('/')[0]}/{self._around.begin(address)}")
+            except OSError as error:
+                logger.debug("No SYN goes to %s: %s", address, error)
+        await write_frame(stream, _packed(list(dict.fromkeys([*begun, *own]))))
 
     async def _exchanged(self, peer: PeerId, own: Sequence[str]) -> list[str]:
         stream = await self._around.open_through(peer, PUNCH, DEADLINE)

@@ -68,7 +68,8 @@ def test_in_rounds_of_three_steps_an_even_stage_leaves_next_to_nobody_alone(
         )
         outcome = SimulatedStage(setting).run(1600 // replicas)
         alone, rounds = alone + len(outcome.alone), rounds + outcome.rounds.total()
-        assert outcome.one_sided == 0
+        assert outcome.overdue == 0
+        assert outcome.one_sided <= outcome.rounds.total() / 1_000
         assert outcome.inner_steps.total() / outcome.rounds.total() == pytest.approx(3, rel=0.1)
     assert alone / rounds < 0.02
 

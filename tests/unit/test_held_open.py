@@ -22,6 +22,9 @@ class Socket:
 
     is_open = True
 
+    def getsockname(self) -> tuple[str, int]:
+        return "0.0.0.0", 4001
+
     def close(self) -> None:
         self.is_open = False
 
@@ -127,3 +130,15 @@ async def test_segments_to_p2pd_are_as_small_as_those_of_the_internet(
 def test_p2pd_is_reached_where_it_listens(host: str, at: str) -> None:
     assert p2pd_at(host) == at
     assert multiaddress(at, 4001) == f"/ip{6 if ':' in at else 4}/{at}/tcp/4001"
+
+
+def test_two_ports_that_have_a_connection_get_another_one_from_a_third() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as there, socket.socket() as first:
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        first.bind(("127.0.0.1", 0))
+        port = first.getsockname()[1]
+        first.connect(there.getsockname())
+        with held_open.begun(multiaddress(*there.getsockname()), "127.0.0.1", port) as second:
+            assert second.getsockname()[1] != port
+            assert second.getpeername() == there.getsockname()

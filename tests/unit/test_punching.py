@@ -69,6 +69,7 @@ class Peer:
     dials: Dials = field(default_factory=Dials)
     here: Whereabouts = AT_HOME
     port: int = 0
+    begins_from: int = 0  # another port than it listens on
 
     async def begin(self) -> None:
         async def remotes() -> dict[PeerId, list[str]]:
@@ -78,8 +79,9 @@ class Peer:
             self.did += [("dial", address) for address in addresses]
             return True
 
-        def begin(address: str) -> None:
+        def begin(address: str) -> int:
             self.did.append(("begin", address))
+            return self.begins_from or self.port
 
         def take(peer: PeerId, addresses: Sequence[str]) -> list[str]:
             return self.dials.take_named(peer, [f"{one}/p2p/{peer}" for one in addresses], self.here, 0.0)
@@ -154,6 +156,15 @@ async def test_the_port_that_a_peer_listens_on_is_tried_beside_the_one_that_is_s
         between.remotes[far.peer_id] = [FAR.replace("4002", "50000")]
         await near.punching.meet(far.peer_id)
         assert [address.split("/")[4] for _, address in near.did] == ["4002", "50000"]
+
+
+@in_virtual_time
+async def test_a_connection_that_begins_at_another_port_is_dialled_there_first() -> None:
+    """Two ports that were connected a moment ago rest for a minute; most routers keep a port outside."""
+    async with two_homes() as (near, _, far):
+        far.begins_from = 50_123
+        await near.punching.meet(far.peer_id)
+        assert [address.split("/")[4] for _, address in near.did] == ["50123", "4002"]
 
 
 @in_virtual_time

@@ -23,6 +23,7 @@ PAIRING_MEDIAN, PAIRING_P95, ALONE = 2.0, 20.0, 0.01
 MANY, ALONE_OF_FEW = 8, 0.03
 MOST_AGAIN = 2.0  # times what chance gives; with `ENOUGH_AGAIN` standard deviations
 ENOUGH_AGAIN = 3.0
+ENOUGH_ROUNDS = 2  # of each peer: after one a stage is pairs that have met nobody else
 IMBALANCE = 1.5  # most over mean of equals, 100 microbatches a replica: 3 to 4 deviations of a Poisson count
 MOST_ASKED = 6.0  # standard deviations above the mean, of proposals
 OVERDUE = 0.001
@@ -92,7 +93,8 @@ def _of_pairing(world: SwarmWorld, outcome: SwarmOutcome) -> Iterator[SwarmCheck
     expected = world.measures.expected_again
     chance = 1 + ENOUGH_AGAIN / math.sqrt(max(1.0, expected / 2))  # pairs are counted from both ends
     yield most("partners met again, by chance", outcome.again, max(MOST_AGAIN, chance))
-    yield least("replicas of a stage that are connected through pairs", outcome.connected, 1.0)
+    if outcome.rounds >= ENOUGH_ROUNDS * scenario.count:
+        yield least("replicas of a stage that are connected through pairs", outcome.connected, 1.0)
 
 
 def _of_routing(scenario: SwarmScenario, outcome: SwarmOutcome) -> Iterator[SwarmCheck]:
