@@ -228,7 +228,8 @@ class SimulatedReplica:
     def step_done(self) -> None:
         self.steps += 1
         took = self.ends[self.steps] - self.ends[self.steps - 1]
-        for event in (StepsCounted(self.steps), StepDone(took), StepJudged(round_trip=self.swarm.setting.round_trip)):
+        round_trip = self.swarm.setting.round_trip
+        for event in (StepsCounted(self.steps), StepDone(took), StepJudged(round_trip=round_trip)):
             self.handle(event)
         if self.search.must_end(self.swarm.now):
             self.end_round()

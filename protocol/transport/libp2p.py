@@ -179,8 +179,8 @@ class Libp2pTransport(Transport):
         """Return whether a connection to a peer that others pass streams on to is there; it is dialled before."""
         if (await session.remotes()).get(peer):
             return True
-        if self._may_meet(peer):
-            return False  # where it dials at the same time TLS has two callers, and the ports rest for a minute
+        if self._may_meet(peer):  # where it dials at the same time TLS has two callers; the ports then rest
+            return False
         dial = self._dial_directly(session, peer)
         if dial is None:
             return False

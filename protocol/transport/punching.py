@@ -51,8 +51,8 @@ class Around:
     remotes: Callable[[], Awaitable[Mapping[PeerId, Sequence[str]]]]  # see `Transport.remotes`
     take: Callable[[PeerId, Sequence[str]], list[str]]  # the addresses, with /p2p/, that may be dialled now
     dial: Callable[[PeerId, list[str], float], Awaitable[bool]]
-    # Begin a connection to an address, with /p2p/, and let p2pd have it once it is there; return the port that it comes
-    # from: the one that p2pd listens on, or another one. Raises `OSError`
+    # Begin a connection to an address, with /p2p/, and let p2pd have it once it is there; return the port that it
+    # comes from: the one that p2pd listens on, or another one. Raises `OSError`
     begin: Callable[[str], int]
 
 

@@ -249,8 +249,9 @@ async def test_how_often_a_peer_is_told_where_it_is_seen_is_bounded() -> None:
 
 @in_virtual_time
 async def test_one_answer_serves_meetings_with_many_peers_and_is_asked_for_again_later() -> None:
-    async with two_homes() as (near, between, far):
-        assert all([await near.punching.seen_at() == [NEAR] for _ in range(20)])
+    async with two_homes() as (near, between, _):
+        for _ in range(20):
+            assert await near.punching.seen_at() == [NEAR]
         between.remotes[near.peer_id] = [FAR]
         await asyncio.sleep(STAYS)
         assert await near.punching.seen_at() == [FAR.replace("4002", "4001"), FAR]
